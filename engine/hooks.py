@@ -1,0 +1,151 @@
+"""The protocols by which other packages plug into the engine; the engine imports none of them.
+
+`quaver` composes: it hands the front process a `PromptHook`, an `AdmissionGate` and an
+`Observer`, and names the model process's `ModelHook` by import path (`"package.module:factory"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from engine.messages import AttachFault, FinishReason, RequestMeta, StepOutput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Rejection(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request is not admitted; becomes an OpenAI-shaped error before any 200."""
+
+    status: int  # 429 or 503
+    code: str
+    message: str
+    retry_after_s: float = 1.0
+
+
+class AdmissionGate(Protocol):
+    """Decides at the door; called in the front process for every generation request."""
+
+    def admit(self, meta: RequestMeta) -> Rejection | None:
+        """Return None to admit. Must not block."""
+        ...
+
+
+class PromptHook(Protocol):
+    """Faults that act on what the user wrote, before the chat template. Front process."""
+
+    def apply(
+        self, meta: RequestMeta, messages: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the messages to use and the ids of the faults that changed them.
+
+        `messages` are OpenAI-style dicts with string `content`; text completions arrive as one
+        message with role `prompt`. The argument is never mutated. With no match, the same list
+        object and an empty list come back.
+        """
+        ...
+
+
+class ModelHook(Protocol):
+    """Faults inside the model process. Costs one `active` check a step while none is attached."""
+
+    active: bool
+
+    def attach(self, fault: AttachFault) -> None:
+        """Take a fault into force; raises ValueError when the kind or its numbers are not valid."""
+        ...
+
+    def detach(self, fault_id: str | None) -> None:
+        """End one fault, or all (None). Unknown ids are ignored."""
+        ...
+
+    def expire(self, now: float) -> bool:
+        """End leases whose time (`time.monotonic`) is over; True when the set changed."""
+        ...
+
+    def fault_ids(self) -> list[str]:
+        """Ids in force, in order of attachment."""
+        ...
+
+    def logits(
+        self, metas: Sequence[RequestMeta], choices: Sequence[int], steps: Sequence[int], logits: Tensor
+    ) -> tuple[Tensor, dict[int, list[str]]]:
+        """Return logits to sample from and, for each row that was changed, the fault ids.
+
+        `logits` is float32 [rows, vocab] and must not be written to: rows that change are copied.
+        Row i is about to emit token `steps[i]` of its choice.
+        """
+        ...
+
+
+class RequestStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation was admitted and handed to the engine. `time` is unix seconds."""
+
+    meta: RequestMeta
+    time: float
+    endpoint: Literal["chat", "completions"]
+    stream: bool
+    model: str
+    prompt_tokens: int
+    choices: int
+    max_tokens: int
+    temperature: float
+    faults: list[str]  # prompt faults that changed it
+    prompt: str | None  # the rendered prompt; observers keep it only with content capture on
+
+
+class ChoiceText(msgspec.Struct, frozen=True, kw_only=True):
+    """Text that became final for one choice, as the client sees it."""
+
+    meta: RequestMeta
+    choice: int
+    text: str
+    tokens: int  # tokens this text came from
+    time: float
+
+
+class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """All choices are over, or the client is gone. Sent exactly once per `RequestStarted`."""
+
+    meta: RequestMeta
+    time: float
+    reason: FinishReason
+    disconnected: bool  # the client closed its socket before the end: an interruption
+    error: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    queued_s: float
+    prefill_s: float
+    first_token_s: float | None  # from arrival
+    duration_s: float
+    token_times_s: list[float]  # gaps between tokens, as they left the front
+    faults: list[str]
+    aggregates: dict[str, float]
+    output: str | None  # the whole text of choice 0
+
+
+class Observer(Protocol):
+    """Hears what the engine does. Front process, event loop: every call must return at once."""
+
+    def on_started(self, event: RequestStarted) -> None: ...
+
+    def on_step(self, output: StepOutput) -> None: ...
+
+    def on_text(self, event: ChoiceText) -> None: ...
+
+    def on_ended(self, event: RequestEnded) -> None: ...
+
+    def on_rejected(self, meta: RequestMeta, status: int, code: str) -> None: ...
+
+    def on_engine(self, state: Literal["ready", "lost", "restarting", "stopped"]) -> None: ...
+
+
+class RecordEncoder(Protocol):
+    """Turns a request's token records into JSON for `"signals": true`."""
+
+    def records(self, request_id: str, choice: int) -> list[dict[str, Any]]:
+        """Return one dict per emitted token, in order, in the schema of the token record."""
+        ...

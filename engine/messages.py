@@ -1,0 +1,191 @@
+"""Typed messages between the front process and the model process.
+
+Every message is a tagged msgspec struct; arrays travel as little-endian bytes. The front sends
+`ToModel`, the model process answers with `FromModel`. Nothing here is ever pickled, and this
+module imports neither torch nor numpy, so that light readers can share the types.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error", "shed"]
+
+#: Order of the float32 columns of `StepOutput.signals`. SIGNALS are natural-log based.
+TOKEN_SIGNALS = (
+    "surprisal",  # -ln p(emitted token), raw logits
+    "confidence",  # p(emitted token), raw logits
+    "margin",  # p1 - p2, raw logits
+    "rank",  # 1 = the most likely token, raw logits
+    "entropy",  # Shannon entropy of the raw distribution
+    "surprisal_post",  # the first two again after everything that modifies logits
+    "entropy_post",  # (faults, penalties, bias), still at temperature 1
+)
+
+#: Order of the second axis of `StepOutput.heads`.
+HEAD_SIGNALS = ("head_kl", "head_kl_nonsink", "sink_mass", "prev_attention", "lookback")
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one choice is decoded. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+    full_signals: bool = False  # layer and head detail for every token of this request
+
+
+class RequestMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asked, and by which way. Everything a selector or a metric label may look at."""
+
+    request_id: str
+    tenant: str = "default"
+    route: str = "default"
+    session: str | None = None
+    trace_id: str | None = None
+    canary: bool = False
+    headers: dict[str, str] = {}  # lower-case `x-…` headers only
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
+    """One choice to generate. `request_id` and `choice` together are its key."""
+
+    meta: RequestMeta
+    choice: int = 0
+    token_ids: list[int]
+    params: SamplingParams
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop every choice of a request, in whatever state it is. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class AttachFault(msgspec.Struct, frozen=True, tag="attach", kw_only=True):
+    """Take a fault into force in the model process until `ttl_s` from receipt has passed."""
+
+    fault_id: str
+    kind: str
+    params: dict[str, float | int | str | bool] = {}
+    selector: dict[str, float | str] = {}
+    seed: int = 0
+    ttl_s: float
+
+
+class DetachFault(msgspec.Struct, frozen=True, tag="detach"):
+    """End one fault, or all of them when `fault_id` is None. Ending twice is harmless."""
+
+    fault_id: str | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """The front's heartbeat; without one for 2 s the model process drops faults and requests."""
+
+    sent: float
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Finish nothing more; answer what is running with `abort` and exit."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
+    """The model is loaded and the loop runs."""
+
+    pid: int
+    model: str
+    quantization: str
+    dtype: str
+    backend: str
+    layers: int
+    heads: int
+    vocab: int
+    max_context: int
+    kv_pages: int
+    page_size: int
+    deterministic: bool
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice has ended; its pages are free. Aggregates cover all its emitted tokens."""
+
+    request_id: str
+    choice: int
+    reason: FinishReason
+    error: str | None = None
+    prompt_tokens: int
+    completion_tokens: int
+    queued_s: float
+    prefill_s: float
+    aggregates: dict[str, float] = {}  # see engine/signals.py: Aggregates
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Levels at the end of a step, for gauges."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages_total: int
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
+    """What one step of the engine produced.
+
+    Row i of the token columns belongs to (`request_ids[i]`, `choices[i]`), its `steps[i]`-th
+    emitted token (from 0). Shapes: `token_ids` int32 [rows]; `signals` float32
+    [rows, len(TOKEN_SIGNALS)]. Layer detail exists for the rows listed in `detail_rows` only:
+    `lens_entropy` float16 [detail, lens layers], `heads` float16
+    [detail, len(HEAD_SIGNALS), head layers, heads]. NaN stands for absent.
+    """
+
+    step: int
+    time: float  # unix seconds at the end of the step
+    duration_s: float
+    prefill_tokens: int
+    request_ids: list[str] = []
+    choices: list[int] = []
+    steps: list[int] = []
+    token_ids: bytes = b""
+    signals: bytes = b""
+    logprob_rows: list[int] = []  # rows that asked for top_logprobs, with their alternatives:
+    logprob_ids: list[list[int]] = []
+    logprobs: list[list[float]] = []
+    layers: list[int] = []  # indices of the sampled layers, shared by lens and heads
+    heads_per_layer: int = 0
+    detail_rows: list[int] = []
+    lens_entropy: bytes = b""
+    heads: bytes = b""
+    finished: list[Finish] = []
+    touched: dict[str, list[str]] = {}  # request id -> faults that first acted on it in this step
+    stats: EngineStats
+
+
+class FaultsActive(msgspec.Struct, frozen=True, tag="faults"):
+    """Ids of the faults in force in the model process, sent whenever the set changes."""
+
+    fault_ids: list[str]
+
+
+ToModel = Submit | Abort | AttachFault | DetachFault | Ping | Shutdown
+FromModel = Ready | StepOutput | FaultsActive
+
+
+def encode(message: ToModel | FromModel) -> bytes:
+    """Return the MessagePack form of a message."""
+    return msgspec.msgpack.encode(message)
+
+
+decode_to_model = msgspec.msgpack.Decoder(ToModel).decode
+decode_from_model = msgspec.msgpack.Decoder(FromModel).decode

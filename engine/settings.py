@@ -1,0 +1,35 @@
+"""The engine's own settings; `quaver` composes them with those of the other packages.
+
+Every field is an environment variable `QUAVER_<FIELD>`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class EngineSettings(BaseSettings):
+    """Which model runs, and within which limits."""
+
+    model_config = SettingsConfigDict(env_prefix="QUAVER_", extra="ignore", frozen=True)
+
+    model: str = Field("smollm2-135m", description="a name from `quaver model list`, a .gguf file or a safetensors folder")
+    model_cache: Path = Field(Path("~/.cache/quaver/models"), description="where pulled models live")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: bfloat16 where the CPU multiplies it natively, else float32"
+    )
+    backend: Literal["reference"] = Field("reference", description="kernel backend")
+    threads: int = Field(0, ge=0, description="compute threads of the model process; 0: all cores")
+    max_context: int = Field(8192, ge=16, description="longest prompt + answer, in tokens")
+    kv_tokens: int = Field(32768, ge=256, description="size of the KV pool, in tokens")
+    page_size: int = Field(16, ge=1, description="tokens in a KV page")
+    max_running: int = Field(16, ge=1, description="choices decoded together")
+    max_waiting: int = Field(64, ge=0, description="choices queued before 429")
+    step_tokens: int = Field(512, ge=1, description="tokens computed in one step, prompts and decodes together")
+    deterministic: bool = Field(False, description="batch-invariant: an answer depends on its own request alone")
+    signal_layers: int = Field(4, ge=0, description="sample layer detail on every n-th layer and the last; 0: off")
+    signal_tokens: int = Field(8, ge=1, description="sample layer detail on every n-th token of a response")

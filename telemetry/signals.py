@@ -1,0 +1,93 @@
+"""What detectors may see: signals and business events, never fault state or annotations.
+
+`telemetry` strips everything that chaos knows before it calls a `SignalSink`; `alerting` and any
+other detector implement the protocol. All calls arrive on the front's event loop, in order, and
+must return at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BusinessKind = Literal["interrupted", "completed", "rejected", "failed", "feedback", "task_done"]
+
+
+class ResponseStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A response began. `canary` responses stay out of business figures."""
+
+    request_id: str
+    tenant: str
+    route: str
+    canary: bool
+    model: str
+    temperature: float
+    prompt_tokens: int
+    time: float
+
+
+class TokenBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of one engine step. `signals` is float32 [rows, len(TOKEN_SIGNALS)]."""
+
+    time: float
+    request_ids: list[str]
+    choices: list[int]
+    steps: list[int]
+    signals: np.ndarray
+
+
+class LayerBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled layer detail of one step: `lens_entropy` [rows, layers] (float16), `heads`
+    [rows, len(HEAD_SIGNALS), layers, heads] (float16). NaN is absent."""
+
+    time: float
+    request_ids: list[str]
+    choices: list[int]
+    steps: list[int]
+    layers: list[int]
+    lens_entropy: np.ndarray
+    heads: np.ndarray
+
+
+class ResponseEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A response is over; no more of its tokens follow."""
+
+    request_id: str
+    time: float
+    finish_reason: str
+    disconnected: bool
+    completion_tokens: int
+    aggregates: dict[str, float]
+
+
+class BusinessEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a user did, or that happened to a user."""
+
+    kind: BusinessKind
+    request_id: str
+    tenant: str
+    route: str
+    time: float
+    value: float | None = None  # rating of a feedback, −1…1
+
+
+class SignalSink(Protocol):
+    """A listener of signals (evaluator, canary scorer, …)."""
+
+    def on_started(self, event: ResponseStarted) -> None: ...
+
+    def on_tokens(self, batch: TokenBatch) -> None: ...
+
+    def on_layers(self, batch: LayerBatch) -> None: ...
+
+    def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
+        """The first sentence of a choice ended after its `tokens`-th token."""
+        ...
+
+    def on_ended(self, event: ResponseEnded) -> None: ...
+
+    def on_business(self, event: BusinessEvent) -> None: ...
