@@ -1,0 +1,87 @@
+"""What a model is made of, and the one error that says why a model cannot be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ModelError(Exception):
+    """A model cannot be used; the message names the file, the cause and the mend."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and constants of a Llama-family model, in the same terms for every file format.
+
+    `heads` query heads share `kv_heads` key-value heads, each `head_dim` wide. RoPE is the
+    half-split kind over the whole head. `eos_ids` are the tokens that end an answer; `add_bos`
+    says whether every prompt starts with `bos_id`. `quantization` is the label of the weights as
+    stored ("Q4_1", "F16", …); "none" for an unquantised safetensors folder.
+    """
+
+    name: str
+    architecture: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_eps: float
+    rope_theta: float
+    max_context: int
+    tied_embeddings: bool
+    quantization: str
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    add_bos: bool
+
+    def __post_init__(self) -> None:
+        for field in (
+            "vocab",
+            "hidden",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "intermediate",
+            "max_context",
+        ):
+            if getattr(self, field) < 1:
+                raise ModelError(f"{self.name}: {field} is {getattr(self, field)}; it must be at least 1")
+        if self.heads % self.kv_heads:
+            raise ModelError(
+                f"{self.name}: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly"
+            )
+        if self.head_dim % 2:
+            raise ModelError(f"{self.name}: head_dim {self.head_dim} is odd; rotary positions need pairs")
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every weight that a model of this config has, HF style.
+
+    Matrices are [out, in]. `lm_head.weight` is absent when the embeddings are tied.
+    """
+    hidden, inner = config.hidden, config.intermediate
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for i in range(config.layers):
+        layer = f"model.layers.{i}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.self_attn.q_proj.weight": (queries, hidden),
+            f"{layer}.self_attn.k_proj.weight": (keys, hidden),
+            f"{layer}.self_attn.v_proj.weight": (keys, hidden),
+            f"{layer}.self_attn.o_proj.weight": (hidden, queries),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
+            f"{layer}.mlp.up_proj.weight": (inner, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, inner),
+        }
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocab, hidden)
+    return shapes

@@ -1,0 +1,244 @@
+"""Text to token ids and back, and chat messages to prompts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+#: Put before a special token's spelling inside a message: such text is never a control token.
+#: A Unicode noncharacter: it has no meaning in interchanged text and is dropped on encoding.
+GUARD = "\ufdd0"
+_PREFILL = "\ufdd1prefill\ufdd1"
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: GGUF's names for ways to cut text into words before BPE.
+_DIGITS_FIRST = frozenset({"smollm", "starcoder", "refact", "command-r"})
+_PLAIN = frozenset({"gpt-2", "gpt2", "default"})
+_LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
+
+
+class ChatTemplateError(ValueError):
+    """Messages cannot be rendered; the message says what the template refused."""
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Safe to share between threads.
+
+    `backend` decides how text is cut; `template` is the Jinja chat template or None.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        template: str | None,
+        bos_id: int | None,
+        eos_ids: Sequence[int],
+        add_bos: bool,
+    ) -> None:
+        self.bos_id = bos_id
+        self.eos_ids = tuple(eos_ids)
+        self.add_bos = add_bos and bos_id is not None
+        self.vocab_size: int = backend.get_vocab_size()
+        self._backend = backend
+        self._plain = copy.deepcopy(backend)
+        self._plain.encode_special_tokens = True
+        added = backend.get_added_tokens_decoder()
+        self._special = {token.content: i for i, token in added.items() if token.special}
+        self._special_ids = frozenset(self._special.values())
+        spellings = "|".join(re.escape(s) for s in sorted(self._special, key=len, reverse=True)) or r"(?!)"
+        self._spelled = re.compile(spellings)
+        self._unguarded = re.compile(f"(?<!{GUARD})({spellings})")
+        self._pieces = _token_bytes(backend)
+        self._has_template = template is not None
+        self._template = _compile(template or "")
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of `text`, without BOS.
+
+        With `special`, the spelling of a special token is that token, unless `GUARD` precedes it;
+        without, everything is ordinary text.
+        """
+        if not special:
+            return list(self._plain.encode(text.replace(GUARD, ""), add_special_tokens=False).ids)
+        if GUARD not in text:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = []
+        for i, piece in enumerate(self._unguarded.split(text)):
+            ids += [self._special[piece]] if i % 2 else self.encode(piece, special=False)
+        return ids
+
+    def encode_prompt(self, rendered: str) -> list[int]:
+        """Return the ids of a whole prompt: special tokens parsed, one BOS if the model wants it."""
+        ids = self.encode(rendered)
+        if not self.add_bos or self.bos_id is None:
+            return ids
+        start = 0
+        while start < len(ids) and ids[start] == self.bos_id:
+            start += 1
+        return [self.bos_id, *ids[start:]]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        prefill: str | None = None,
+    ) -> str:
+        """Return messages rendered through the chat template, for `encode_prompt`.
+
+        A last message of role `assistant` is left open: generation continues it. `prefill` is the
+        start of the answer, put after whatever the assistant has already said there. Spellings of
+        special tokens inside messages come out behind `GUARD`. Raises `ChatTemplateError`.
+        """
+        if not self._has_template:
+            raise ChatTemplateError("this model has no chat template; use the text completion endpoint")
+        guarded: list[dict[str, Any]] = [self._guard(dict(message)) for message in messages]
+        opening = None if prefill is None else self._guard(prefill)
+        if guarded and guarded[-1].get("role") == "assistant":
+            opening = (guarded.pop().get("content") or "") + (opening or "")
+        if opening is not None:
+            guarded.append({"role": "assistant", "content": _PREFILL})
+        text = self._render(guarded, add_generation_prompt and opening is None)
+        if opening is None:
+            return text
+        head, found, _ = text.rpartition(_PREFILL)
+        if not found:
+            raise ChatTemplateError(
+                "this model's chat template does not let an assistant message be continued"
+            )
+        return head + str(opening)
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of `ids`; broken UTF-8 becomes U+FFFD. Special tokens only with `special`."""
+        if special:
+            ids = list(ids)
+            spelled = {i: s.encode() for s, i in self._special.items()}
+            data = b"".join(spelled.get(i) or self.token_bytes(i) for i in ids)
+        else:
+            data = b"".join(self.token_bytes(i) for i in ids)
+        return data.decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to the text: none for special and unknown ids."""
+        return self._pieces.get(token_id, b"")
+
+    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self._spelling(self.bos_id),
+                eos_token=self._spelling(self.eos_ids[0] if self.eos_ids else None),
+                tools=None,
+                documents=None,
+            )
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the chat template refused the messages: {error.message}") from error
+        except (TypeError, KeyError, AttributeError, IndexError, ValueError) as error:
+            raise ChatTemplateError(f"the chat template failed on the messages: {error}") from error
+
+    def _spelling(self, token_id: int | None) -> str:
+        return "" if token_id is None else self._backend.id_to_token(token_id) or ""
+
+    def _guard(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._spelled.sub(lambda found: GUARD + found.group(), value)
+        if isinstance(value, Mapping):
+            return {key: self._guard(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._guard(item) for item in value]
+        return value
+
+
+def byte_level_bpe(
+    tokens: Sequence[str], merges: Sequence[tuple[str, ...]], pre_tokenizer: str
+) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE tokenizer from GGUF's lists.
+
+    `pre_tokenizer` is GGUF's name for how text is cut into words first; raises ValueError for one
+    that we do not know, because a wrong guess would silently change every prompt.
+    """
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={token: i for i, token in enumerate(tokens)},
+            merges=[(pair[0], pair[1]) for pair in merges],
+            ignore_merges=pre_tokenizer in _LLAMA3_NAMES,
+        )
+    )
+    backend.pre_tokenizer = _pre_tokenizer(pre_tokenizer)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if name in _PLAIN:
+        return words
+    if name in _DIGITS_FIRST:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    if name in _LLAMA3_NAMES:
+        split = pre_tokenizers.Split(Regex(_LLAMA3), behavior="isolated")
+        return pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    raise ValueError(f"pre-tokenizer {name!r} is not known; use the model's safetensors folder instead")
+
+
+def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
+    """Return the bytes of every ordinary token, for byte-level and for byte-fallback vocabularies."""
+    byte_level = "ByteLevel" in json.dumps(json.loads(backend.to_str()).get("decoder"))
+    alphabet = {char: byte for byte, char in _byte_alphabet().items()}
+    pieces: dict[int, bytes] = {}
+    for token, i in backend.get_vocab(with_added_tokens=False).items():
+        if byte_level:
+            known = all(char in alphabet for char in token)
+            pieces[i] = bytes(alphabet[char] for char in token) if known else token.encode()
+        elif re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+            pieces[i] = bytes([int(token[3:5], 16)])
+        else:
+            pieces[i] = token.replace("\u2581", " ").encode()
+    for i, added in backend.get_added_tokens_decoder().items():
+        pieces[i] = b"" if added.special else added.content.encode()
+    return pieces
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """Return the printable character by which byte-level BPE spells each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
+def _compile(template: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = _to_json
+    return environment.from_string(template)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
