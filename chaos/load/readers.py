@@ -1,0 +1,226 @@
+"""Readers: clients over real sockets that see text and timing only, and leave when they have had enough."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from chaos.load.reading import Patience, Reading, Screen
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What one reader asks. `tag` comes back with the reading; `headers` go with the request."""
+
+    messages: tuple[Message, ...]
+    tag: Any = None
+    route: str = "default"
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Every word the reader knows of: what was asked, with its passage."""
+        return "\n".join(message["content"] for message in self.messages)
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Return the JSON of a streaming chat completion."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(self.messages),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return body if self.seed is None else body | {"seed": self.seed}
+
+    def request_headers(self) -> dict[str, str]:
+        """Return the headers of the request, without the key."""
+        return {"x-quaver-route": self.route, **self.headers}
+
+
+class Readers:
+    """A crowd of readers at one server. One instance serves any number of readers at once."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        model: str = "default",
+        patience: Patience | None = None,
+        seed: int = 0,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.patience = patience or Patience()
+        self._rng = random.Random(seed)
+        self._model = model
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Readers:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._http.aclose()
+
+    async def read(self, question: Question, intended: float | None = None) -> Reading:
+        """Ask, read along, and leave when patience ends. Never raises for what the server does.
+
+        `intended` is the unix time at which the request was due; default: now.
+        """
+        started = time.time()
+        clock = time.perf_counter()
+        reading = Reading(intended=started if intended is None else intended, started=started)
+        screen = Screen(reading, question.text, self.patience, self._rng)
+        try:
+            await self._stream(question, screen, clock)
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            reading.error = str(error) if isinstance(error, ValueError) else type(error).__name__
+            reading.duration_s = time.perf_counter() - clock
+        return reading
+
+    async def _stream(self, question: Question, screen: Screen, clock: float) -> None:
+        reading = screen.reading
+        request = self._http.build_request(
+            "POST",
+            "/v1/chat/completions",
+            json=question.body(self._model),
+            headers=question.request_headers(),
+        )
+        response: httpx.Response | None = None
+        try:
+            async with asyncio.timeout(screen.stays_s) as leave:
+                response = await self._http.send(request, stream=True)
+                if response.status_code != 200:
+                    await response.aread()
+                    _refused(reading, response)
+                    reading.duration_s = time.perf_counter() - clock
+                    return
+                reading.request_id = response.headers.get("x-request-id")
+                loop = asyncio.get_running_loop()
+                async for line in response.aiter_lines():
+                    now_s = time.perf_counter() - clock
+                    screen.line(line, now_s)
+                    if screen.done:
+                        break
+                    if screen.verdict:
+                        leave.reschedule(loop.time() + screen.stays_s - now_s)
+        except TimeoutError:
+            pass  # the reader leaves
+        else:
+            if not screen.done:
+                raise ValueError("the stream ended before [DONE]")
+        finally:
+            if response is not None:
+                await response.aclose()
+        screen.finish(time.perf_counter() - clock)
+
+
+def _refused(reading: Reading, response: httpx.Response) -> None:
+    reading.outcome = "shed" if response.status_code in (429, 503) else "failed"
+    try:
+        code = response.json()["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        code = "no error body"
+    reading.error = f"{response.status_code} {code}"
+    try:
+        reading.retry_after_s = float(response.headers.get("retry-after", "1"))
+    except ValueError:
+        reading.retry_after_s = 1.0
+
+
+def arrivals(rate: float, rng: random.Random, start: float) -> Iterable[float]:
+    """Yield unix times of a Poisson process of `rate` a second, for ever, fixed before any answer."""
+    due = start
+    while True:
+        due += rng.expovariate(rate)
+        yield due
+
+
+async def open_loop(
+    readers: Readers,
+    questions: Iterable[Question],
+    rate: float,
+    until: Callable[[], bool],
+    *,
+    seed: int = 0,
+) -> AsyncIterator[tuple[Question, Reading]]:
+    """Send questions at Poisson times whatever the server does; yield readings as they end.
+
+    `until` is asked before each arrival; once it is true nothing more is sent, and the readings
+    still running are yielded as they finish.
+    """
+    done: asyncio.Queue[tuple[Question, Reading]] = asyncio.Queue()
+    running: set[asyncio.Task[None]] = set()
+
+    async def one(question: Question, due: float) -> None:
+        done.put_nowait((question, await readers.read(question, due)))
+
+    try:
+        for question, due in zip(questions, arrivals(rate, random.Random(seed), time.time()), strict=False):
+            while (wait := due - time.time()) > 0 and not until():
+                try:
+                    yield await asyncio.wait_for(done.get(), min(wait, 0.25))
+                except TimeoutError:
+                    continue
+            if until():
+                break
+            task = asyncio.create_task(one(question, due))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        while running or not done.empty():
+            try:
+                yield await asyncio.wait_for(done.get(), 0.25)
+            except TimeoutError:
+                continue
+    finally:
+        for task in running:
+            task.cancel()
+
+
+async def closed_loop(
+    readers: Readers, questions: Iterable[Question], streams: int, until: Callable[[], bool]
+) -> AsyncIterator[tuple[Question, Reading]]:
+    """Keep `streams` readers busy until `until` is true; yield readings as they end.
+
+    A refused reader comes back after what the server's `Retry-After` says.
+    """
+    supply = iter(questions)
+    done: asyncio.Queue[tuple[Question, Reading]] = asyncio.Queue()
+
+    async def one() -> None:
+        while not until() and (question := next(supply, None)) is not None:
+            reading = await readers.read(question)
+            done.put_nowait((question, reading))
+            if reading.outcome in ("shed", "failed"):
+                await asyncio.sleep(min(reading.retry_after_s or 1.0, 5.0))
+
+    running = {asyncio.create_task(one()) for _ in range(streams)}
+    try:
+        while not done.empty() or any(not task.done() for task in running):
+            try:
+                yield await asyncio.wait_for(done.get(), 0.25)
+            except TimeoutError:
+                continue
+        for task in running:
+            task.result()
+    finally:
+        for task in running:
+            task.cancel()

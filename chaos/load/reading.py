@@ -1,0 +1,128 @@
+"""One reader's way through one answer: what came when, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from chaos.load.judge import Judge, Verdict
+
+Outcome = Literal["read", "left", "shed", "failed"]
+Left = Literal["impatient", "repeats", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds a reader stays, lognormal; a bad text shortens what is left to a reaction time."""
+
+    median_s: float = 20.0
+    sigma: float = 0.6
+    reaction_s: float = 0.3
+    reaction_sigma: float = 0.5
+
+    def draw(self, rng: random.Random) -> float:
+        """Return the seconds one reader waits for an answer that reads well."""
+        return self.median_s * math.exp(rng.gauss(0.0, self.sigma))
+
+    def draw_reaction(self, rng: random.Random) -> float:
+        """Return the seconds between seeing a bad text and closing the socket."""
+        return self.reaction_s * math.exp(rng.gauss(0.0, self.reaction_sigma))
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What became of one request. Times are seconds; `started` and `intended` are unix time."""
+
+    intended: float
+    started: float
+    duration_s: float = 0.0
+    request_id: str | None = None
+    outcome: Outcome = "failed"
+    left: Left | None = None
+    error: str | None = None
+    retry_after_s: float | None = None
+    first_token_s: float | None = None
+    text: str = ""
+    tokens: int = 0
+    gaps: list[float] = field(default_factory=list)  # between chunks that carried text
+    finish_reason: str | None = None
+
+    @property
+    def start_delay_s(self) -> float:
+        """How much later than intended the request was sent."""
+        return self.started - self.intended
+
+    def token_gaps(self) -> Iterator[tuple[float, int]]:
+        """Yield (seconds per token, tokens): a chunk of several tokens counts as that many."""
+        if not self.gaps:
+            return
+        share = max(1.0, (self.tokens - 1) / len(self.gaps))
+        for gap in self.gaps:
+            yield gap / share, round(share)
+
+
+class Screen:
+    """Takes the lines of an event stream as they come and keeps a `Reading` up to date."""
+
+    def __init__(self, reading: Reading, question: str, patience: Patience, rng: random.Random) -> None:
+        self.reading = reading
+        self.done = False
+        self._judge = Judge(question)
+        self._patience = patience
+        self._rng = rng
+        self._last: float | None = None
+        self.stays_s = patience.draw(rng)
+        self.verdict: Verdict | None = None
+
+    def line(self, line: str, now_s: float) -> None:
+        """Take one line of the stream, `now_s` seconds after the request was sent.
+
+        A chunk without text (the role, the usage) is no token. Raises ValueError on a stream
+        that is not made of events, or that reports an error.
+        """
+        if not line.startswith("data:"):
+            return
+        data = line[5:].strip()
+        if data == "[DONE]":
+            self.done = True
+            return
+        event: dict[str, Any] = json.loads(data)
+        if event.get("error"):
+            raise ValueError(f"stream: {event['error'].get('code') or event['error'].get('message')}")
+        reading = self.reading
+        reading.request_id = event.get("id", reading.request_id)
+        usage = event.get("usage")
+        if usage:
+            reading.tokens = int(usage["completion_tokens"])
+        for choice in event.get("choices", ()):
+            reading.finish_reason = choice.get("finish_reason") or reading.finish_reason
+            text = (choice.get("delta") or {}).get("content") or choice.get("text")
+            if text:
+                self._text(text, now_s)
+
+    def _text(self, text: str, now_s: float) -> None:
+        reading = self.reading
+        if reading.first_token_s is None:
+            reading.first_token_s = now_s
+        elif self._last is not None:
+            reading.gaps.append(now_s - self._last)
+        self._last = now_s
+        reading.tokens += 1
+        reading.text += text
+        if self.verdict is None:
+            self.verdict = self._judge.verdict(reading.text)
+            if self.verdict:
+                self.stays_s = min(self.stays_s, now_s + self._patience.draw_reaction(self._rng))
+
+    def finish(self, now_s: float) -> None:
+        """Close the reading of a stream that ended by itself or that the reader left."""
+        self.reading.duration_s = now_s
+        if self.done:
+            self.reading.outcome = "read"
+            return
+        self.reading.outcome = "left"
+        self.reading.left = self.verdict or "impatient"
