@@ -1,0 +1,42 @@
+"""The `quaver` command. One file a command group; heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from quaver.cli import alerts, chaos, doctor, load, model, records, serve, version
+
+app = typer.Typer(
+    name="quaver",
+    help="Observability and chaos engineering for LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("serve")(serve.serve)
+app.add_typer(model.app, name="model")
+app.command("doctor")(doctor.doctor)
+app.add_typer(chaos.app, name="chaos")
+app.add_typer(alerts.app, name="alerts")
+app.add_typer(records.app, name="records")
+app.command("load")(load.load)
+app.command("version")(version.version)
+
+
+def main() -> None:
+    """Run the command; what goes wrong is one line on stderr and exit status 1.
+
+    With `QUAVER_DEBUG` set the traceback is shown as well.
+    """
+    try:
+        app()
+    except Exception as error:
+        if os.environ.get("QUAVER_DEBUG"):
+            raise
+        text = str(error).strip() or type(error).__name__
+        print(f"quaver: {text}", file=sys.stderr)
+        raise SystemExit(1) from None

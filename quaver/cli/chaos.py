@@ -1,0 +1,105 @@
+"""`quaver chaos`: start, watch and end faults on a running server."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, call, read_key
+
+app = typer.Typer(
+    help="Start, watch and end faults on a running server. Starting needs its switch QUAVER_CHAOS=1.",
+    no_args_is_help=True,
+)
+
+
+def _pairs(pairs: list[str], option: str) -> dict[str, Any]:
+    """Turn `name=value` texts into a dict; values are JSON where they parse as it, else text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+@app.command()
+def start(
+    kind: Annotated[str, typer.Argument(help="A kind from `quaver chaos list`.")],
+    param: Annotated[list[str] | None, typer.Option("--param", "-p", help="NAME=VALUE of the fault.")] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--select", "-s", help="Whom it strikes: share=0.5, tenant=…, route=…, header=name:value."
+        ),
+    ] = None,
+    ttl: Annotated[float, typer.Option(help="Seconds until the fault ends by itself.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random in the fault.")] = 0,
+    url: URL = DEFAULT_URL,
+    key_file: KeyFile = None,
+) -> None:
+    """Start a fault; prints its id and when it ends by itself."""
+    body = {
+        "kind": kind,
+        "params": _pairs(param or [], "--param"),
+        "selector": _pairs(select or [], "--select"),
+        "ttl_s": ttl,
+        "seed": seed,
+    }
+    lease = call("POST", url, "/quaver/chaos/faults", read_key("operator", key_file), body)
+    typer.echo(f"{lease['id']} {kind}: in force, ends by itself in {lease.get('remaining_s', ttl):.0f} s")
+
+
+@app.command("list")
+def list_faults(
+    url: URL = DEFAULT_URL,
+    key_file: KeyFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
+) -> None:
+    """List the faults in force and the kinds that can be started."""
+    state = call("GET", url, "/quaver/chaos", read_key("operator", key_file))
+    if as_json:
+        typer.echo(json.dumps(state, indent=2))
+        return
+    typer.echo("chaos is " + ("on" if state["enabled"] else "off (start the server with QUAVER_CHAOS=1)"))
+    if state["lever"]["blocked"]:
+        typer.echo(f"blocked: {state['lever'].get('reason') or 'halted'}; `quaver chaos unblock` lifts it")
+    typer.echo("in force:" if state["faults"] else "in force: none")
+    for fault in state["faults"]:
+        typer.echo(
+            f"  {fault['id']} {fault['kind']}: {fault['remaining_s']:.0f} s left, touched {fault['touched']}"
+        )
+    typer.echo("kinds:")
+    for kind in state["kinds"]:
+        typer.echo(f"  {kind['kind']}: {kind['description']}")
+
+
+@app.command()
+def stop(
+    fault: Annotated[str, typer.Argument(help="Id from `quaver chaos list`.")],
+    url: URL = DEFAULT_URL,
+    key_file: KeyFile = None,
+) -> None:
+    """End one fault. Ending it twice is harmless."""
+    call("DELETE", url, f"/quaver/chaos/faults/{fault}", read_key("operator", key_file))
+    typer.echo(f"{fault}: ended")
+
+
+@app.command()
+def halt(url: URL = DEFAULT_URL, key_file: KeyFile = None) -> None:
+    """End every fault at once and refuse new ones until `quaver chaos unblock`."""
+    call("POST", url, "/quaver/chaos/halt", read_key("operator", key_file))
+    typer.echo("every fault is ended; new ones are refused until `quaver chaos unblock`")
+
+
+@app.command()
+def unblock(url: URL = DEFAULT_URL, key_file: KeyFile = None) -> None:
+    """Allow faults again after a halt."""
+    call("POST", url, "/quaver/chaos/unblock", read_key("operator", key_file))
+    typer.echo("faults may be started again")

@@ -1,0 +1,64 @@
+"""How the commands talk to a running server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+URL = Annotated[
+    str, typer.Option("--url", envvar="QUAVER_URL", help="The server.", show_default="http://127.0.0.1:8000")
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", help="File with the bearer key; default: the one in the server's keys folder."
+    ),
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class ServerError(Exception):
+    """The server could not be reached, or refused; the message says what to do."""
+
+
+def read_key(role: str, key_file: Path | None = None) -> str:
+    """Return the key of a role: from `key_file`, else `QUAVER_<ROLE>_KEY`, else the keys folder."""
+    if key_file is None and (value := os.environ.get(f"QUAVER_{role.upper()}_KEY")):
+        return value.strip()
+    if key_file is None:
+        from quaver.settings import load_settings
+
+        key_file = load_settings().keys_dir / f"{role}.key"
+    try:
+        return key_file.expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ServerError(
+            f"cannot read the {role} key {key_file} ({error.strerror}); give --key-file, or start "
+            "`quaver serve` once to create the keys"
+        ) from None
+
+
+def call(method: str, url: str, path: str, key: str, body: dict[str, Any] | None = None) -> Any:
+    """Send one request and return the JSON answer, or raise `ServerError`."""
+    import httpx
+
+    try:
+        answer = httpx.request(
+            method,
+            url.rstrip("/") + path,
+            json=body,
+            headers={"authorization": f"Bearer {key}"},
+            timeout=10.0,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
+    if answer.is_success:
+        return answer.json() if answer.content else None
+    try:
+        message = answer.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = answer.text[:200]
+    raise ServerError(f"{method} {path} was refused with {answer.status_code}: {message}")

@@ -1,0 +1,176 @@
+"""`quaver doctor`: what is wrong with this installation, and the mend for it. Reads only.
+
+Nothing here imports torch: the whole examination stays under two seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.models import store
+from quaver.settings import Settings
+
+Status = Literal["ok", "warning", "failed"]
+
+_EXTRAS = {"dashboard": "streamlit", "load": "locust", "chaos": "chaoslib"}
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination. `mend` is empty where nothing needs mending."""
+
+    status: Status
+    subject: str
+    text: str
+    mend: str = ""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Look at everything `quaver serve` depends on. Never writes, never raises."""
+    findings: list[Finding] = []
+    for check in _CHECKS:
+        try:
+            findings.extend(check(settings))
+        except Exception as error:
+            findings.append(Finding("failed", check.__name__.strip("_"), f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def _python(_settings: Settings) -> Iterator[Finding]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    yield Finding("ok", "python", version)
+
+
+def _torch(_settings: Settings) -> Iterator[Finding]:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("failed", "torch", "not installed", "pip install torch")
+        return
+    has_gpu = Path("/proc/driver/nvidia/version").exists()
+    if "+cpu" in version or has_gpu:
+        yield Finding("ok", "torch", version)
+    else:
+        yield Finding(
+            "ok", "torch", f"{version} (a CUDA build on a machine without an NVIDIA driver; it works)"
+        )
+
+
+def _model(settings: Settings) -> Iterator[Finding]:
+    try:
+        yield Finding(
+            "ok", "model", f"{settings.model}: {store.resolve(settings.model, settings.model_cache)}"
+        )
+    except store.ModelNotFound as error:
+        yield Finding("failed", "model", str(error), "quaver model pull")
+
+
+def _cpu(_settings: Settings) -> Iterator[Finding]:
+    try:
+        flags = set(
+            Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2].split("\n")[0].split()
+        )
+    except OSError:
+        return
+    useful = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if name in flags]
+    cores = len(os.sched_getaffinity(0))
+    text = (
+        f"{cores} core{'s' if cores > 1 else ''}; {', '.join(useful) or 'no vector extensions known to us'}"
+    )
+    if cores < 2:
+        yield Finding(
+            "warning", "cpu", text, "give it two cores: the front process needs one beside the model"
+        )
+    else:
+        yield Finding("ok", "cpu", text)
+
+
+def _disk(settings: Settings) -> Iterator[Finding]:
+    for subject, folder in (("state", settings.state_dir), ("model cache", settings.model_cache)):
+        path = folder.expanduser()
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        free = shutil.disk_usage(existing).free / _GIB
+        text = f"{path}: {free:.1f} GiB free"
+        if not os.access(existing, os.W_OK):
+            yield Finding("failed", subject, f"{existing} cannot be written", f"chown or chmod {existing}")
+        elif free < 1:
+            yield Finding("warning", subject, text, "free some space: records and models need about 1 GiB")
+        else:
+            yield Finding("ok", subject, text)
+
+
+def _port(settings: Settings) -> Iterator[Finding]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            yield Finding(
+                "warning",
+                "port",
+                f"{settings.host}:{settings.port}: {error.strerror}",
+                "fine where that is Quaver itself; else end what uses it or set QUAVER_PORT",
+            )
+            return
+    yield Finding("ok", "port", f"{settings.host}:{settings.port} is free")
+
+
+def _keys(settings: Settings) -> Iterator[Finding]:
+    folder = settings.keys_dir.expanduser()
+    keys = sorted(folder.glob("*.key")) if folder.is_dir() else []
+    if not keys:
+        yield Finding("ok", "keys", f"none yet; `quaver serve` creates them in {folder}")
+        return
+    readable = [key for key in keys if stat.S_IMODE(key.stat().st_mode) & 0o077]
+    for key in readable:
+        yield Finding("failed", "keys", f"{key} can be read by others", f"chmod 600 {key}")
+    if not readable:
+        yield Finding("ok", "keys", f"{len(keys)} in {folder}, private")
+
+
+def _extras(_settings: Settings) -> Iterator[Finding]:
+    missing = [extra for extra, module in _EXTRAS.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        yield Finding(
+            "warning",
+            "extras",
+            f"not installed: {', '.join(missing)}",
+            f"pip install 'quaver[{','.join(missing)}]' where you want them",
+        )
+    else:
+        yield Finding("ok", "extras", ", ".join(_EXTRAS))
+
+
+def _reachable(subject: str, url: str, path: str, mend: str) -> Finding:
+    import httpx  # noqa: PLC0415 - only where there is something to ask
+
+    try:
+        answer = httpx.get(url.rstrip("/") + path, timeout=0.5)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Finding("warning", subject, f"{url}: {error}", mend)
+    if answer.status_code >= 500:
+        return Finding("warning", subject, f"{url} answers {answer.status_code}", mend)
+    return Finding("ok", subject, f"{url} answers")
+
+
+_CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
+    _python,
+    _torch,
+    _model,
+    _cpu,
+    _disk,
+    _port,
+    _keys,
+    _extras,
+)
