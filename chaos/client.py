@@ -1,0 +1,93 @@
+"""Talks to a running server's chaos endpoints: used by `quaver chaos` and the demo."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+
+class ChaosRefused(Exception):
+    """The server said no. `status` and `code` as in its error, the message tells what to do."""
+
+    def __init__(self, status: int, code: str | None, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class ChaosClient:
+    """Blocking; `key` is an operator's (a viewer's suffices for `status`).
+
+    Raises ChaosRefused on an error answer and httpx.TransportError when nothing answers.
+    """
+
+    def __init__(
+        self, url: str, key: str, *, timeout_s: float = 15.0, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=timeout_s, transport=transport
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return the switch, faults in force, kinds, lever and recent journal."""
+        return self._call("GET", "/quaver/chaos")
+
+    def start(
+        self,
+        kind: str,
+        ttl_s: float,
+        params: dict[str, float | int | str | bool] | None = None,
+        selector: dict[str, float | str] | None = None,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Start a fault; returns its listing with `fault_id` once it is in force."""
+        body = {
+            "kind": kind,
+            "ttl_s": ttl_s,
+            "params": params or {},
+            "selector": selector or {},
+            "seed": seed,
+        }
+        return self._call("POST", "/quaver/chaos/faults", body)
+
+    def preview(self, selector: dict[str, float | str] | None = None) -> dict[str, Any]:
+        """Return how many of the recent requests a selector would have reached."""
+        return self._call("POST", "/quaver/chaos/preview", {"selector": selector or {}})
+
+    def stop(self, fault_id: str) -> dict[str, Any]:
+        """End a fault. Harmless when it is over already."""
+        return self._call("DELETE", f"/quaver/chaos/faults/{fault_id}")
+
+    def halt(self) -> dict[str, Any]:
+        """End every fault and block new ones."""
+        return self._call("POST", "/quaver/chaos/halt")
+
+    def unblock(self) -> dict[str, Any]:
+        """Allow new faults again."""
+        return self._call("POST", "/quaver/chaos/unblock")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> ChaosClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        answer = self._http.request(method, path, json=body)
+        if answer.is_success:
+            result: dict[str, Any] = answer.json()
+            return result
+        try:
+            error = answer.json()["error"]
+            message, code = error["message"], error.get("code")
+        except (ValueError, KeyError, TypeError):
+            message, code = answer.text[:200] or "no answer", None
+        raise ChaosRefused(answer.status_code, code, message)

@@ -1,0 +1,45 @@
+"""What a fault is: validated numbers, a place where it acts, and what it should move.
+
+A new fault is one file in this folder and one line in `registry.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+Messages = list[dict[str, Any]]
+#: Cuts a text into token-sized pieces whose concatenation is the text again.
+Pieces = Callable[[str], list[str]]
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The parameters of one fault; the class declares the rest.
+
+    `order` is the place in the chain when several kinds act on one request: lower first. `moves`
+    names the signals and business figures that should react, `control` the parameters that turn
+    the fault into its matched harmless control.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    place: ClassVar[Literal["prompt", "model"]]
+    scope: ClassVar[Literal["request", "process"]] = "request"
+    order: ClassVar[int]
+    moves: ClassVar[tuple[str, ...]]
+    control: ClassVar[dict[str, bool | float]]
+
+
+class PromptFault(Fault, frozen=True, kw_only=True):
+    """A fault that rewrites what the user wrote, before the chat template."""
+
+    place: ClassVar[Literal["prompt", "model"]] = "prompt"
+
+    def rewrite(self, messages: Messages, seed: int, pieces: Pieces) -> Messages | None:
+        """Return new messages, or None when there is nothing here to act on.
+
+        Never writes to the argument. The result depends on the arguments alone.
+        """
+        raise NotImplementedError

@@ -1,0 +1,36 @@
+"""C10: Gaussian noise on the logits before sampling. Imports torch and nothing else that is heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from chaos.faults.base import Fault
+from chaos.selector import draw
+
+
+class Noise(Fault, frozen=True, kw_only=True):
+    """Zero-mean Gaussian noise of standard deviation `sigma`, from the `from_token`-th token on.
+
+    A row's noise depends on seed, request, choice and step alone, so it is the same in any batch
+    and on any device. At `sigma` 0 the same path runs and the numbers stay as they were.
+    """
+
+    kind: ClassVar[str] = "noise"
+    title: ClassVar[str] = "Gaussian noise on the logits before sampling"
+    place: ClassVar[Literal["prompt", "model"]] = "model"
+    order: ClassVar[int] = 40
+    moves: ClassVar[tuple[str, ...]] = ("surprisal", "confidence", "entropy_post", "interruption_rate")
+    control: ClassVar[dict[str, bool | float]] = {"sigma": 0.0}
+
+    sigma: Annotated[float, Meta(ge=0, le=100, description="standard deviation, in logits (nats)")] = 2.0
+    from_token: Annotated[int, Meta(ge=0, description="first emitted token that is noised")] = 0
+
+    def perturb(self, row: Tensor, seed: int, request_id: str, choice: int, step: int) -> Tensor:
+        """Return float32 [vocab]: the row plus its noise. The row is not written to."""
+        generator = torch.Generator().manual_seed(draw(seed, request_id, choice, step) >> 1)
+        noise = torch.randn(row.shape, generator=generator, dtype=torch.float32)
+        return row + self.sigma * noise.to(row.device)

@@ -1,0 +1,45 @@
+"""Every kind of fault, and how a request for one is read. Front process only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from chaos.faults.authority import Authority
+from chaos.faults.base import Fault, PromptFault
+from chaos.faults.noise import Noise
+from chaos.faults.premise import Premise
+from chaos.faults.truncation import Truncation
+
+PROMPT_KINDS: dict[str, type[PromptFault]] = {kind.kind: kind for kind in (Authority, Premise, Truncation)}
+KINDS: dict[str, type[Fault]] = {**PROMPT_KINDS, Noise.kind: Noise}
+
+
+def parse_fault(kind: str, params: dict[str, Any] | None) -> Fault:
+    """Return the validated fault; raises ValueError that says what is wrong and what there is."""
+    cls = KINDS.get(kind)
+    if cls is None:
+        raise ValueError(f"unknown fault {kind!r}; there is {', '.join(KINDS)}")
+    try:
+        return msgspec.convert(params or {}, cls)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{kind}: {error}") from None
+
+
+def describe() -> list[dict[str, Any]]:
+    """Return every kind as JSON: where it acts, what it moves, its control, its parameters' schema."""
+    return [
+        {
+            "kind": cls.kind,
+            "title": cls.title,
+            "description": (cls.__doc__ or "").split("\n\n")[0],
+            "place": cls.place,
+            "scope": cls.scope,
+            "order": cls.order,
+            "moves": list(cls.moves),
+            "control": cls.control,
+            "params": msgspec.json.schema(cls)["$defs"][cls.__name__],
+        }
+        for cls in sorted(KINDS.values(), key=lambda cls: cls.order)
+    ]

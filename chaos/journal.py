@@ -1,0 +1,118 @@
+"""The chaos journal: JSON lines, written and synced before a fault takes effect."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+Entry = dict[str, Any]
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the message says what to do."""
+
+
+class Journal:
+    """An append-only file held by one process at a time.
+
+    `append` returns after fsync. A failed or torn write leaves no half line behind: what was written
+    is cut off again, and a torn tail of a killed process is closed on opening. Thread-safe.
+    """
+
+    def __init__(self, path: Path, keep: int = 200) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise JournalError(
+                f"cannot open the chaos journal {path}: {error}; set QUAVER_STATE_DIR"
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise JournalError(
+                f"another server holds the chaos journal {path}; give each its own QUAVER_STATE_DIR"
+            ) from None
+        entries, torn = _read(path)
+        self._separator = b"\n" if torn else b""
+        self.recent: deque[Entry] = deque(entries[-keep:], maxlen=keep)
+        self.open_leases, self.halted = _story(entries)
+
+    def append(self, event: str, **facts: Any) -> Entry:
+        """Write one entry and sync it; raises JournalError when the disk does not take it."""
+        entry = {"time": round(time.time(), 3), "event": event, **facts}
+        with self._lock:
+            line = self._separator + json.dumps(entry, allow_nan=False).encode() + b"\n"
+            size = os.fstat(self._file).st_size
+            try:
+                if os.write(self._file, line) != len(line):
+                    raise OSError("no space left for a whole entry")
+                os.fsync(self._file)
+            except OSError as error:
+                self._cut(size)
+                raise JournalError(f"the chaos journal {self.path} cannot be written: {error}") from error
+            self._separator = b""
+            self.recent.append(entry)
+        return entry
+
+    def remember(self, event: str, **facts: Any) -> Entry:
+        """Write an entry if the disk takes it; else keep it in memory, marked as not on disk."""
+        try:
+            return self.append(event, **facts)
+        except JournalError as error:
+            entry = {"time": round(time.time(), 3), "event": event, **facts, "unwritten": str(error)}
+            self.recent.append(entry)
+            return entry
+
+    def close(self) -> None:
+        """Release the file to the next process. Closing twice is harmless."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _cut(self, size: int) -> None:
+        try:
+            os.ftruncate(self._file, size)
+        except OSError:
+            self._separator = b"\n"
+
+
+def _read(path: Path) -> tuple[list[Entry], bool]:
+    """Return the readable entries, and whether the last line is torn."""
+    raw = path.read_bytes()
+    entries: list[Entry] = []
+    for line in raw.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "event" in entry:
+            entries.append(entry)
+    return entries, bool(raw) and not raw.endswith(b"\n")
+
+
+def _story(entries: list[Entry]) -> tuple[dict[str, Entry], bool]:
+    """Return the starts without an end, by fault id, and whether new starts are blocked."""
+    leases: dict[str, Entry] = {}
+    halted = False
+    for entry in entries:
+        fault_id = str(entry.get("fault_id"))
+        match entry["event"]:
+            case "start":
+                leases[fault_id] = entry
+            case "end":
+                leases.pop(fault_id, None)
+            case "halt":
+                halted = True
+            case "unblock":
+                halted = False
+    return leases, halted
