@@ -1,11 +1,10 @@
-# syntax=docker/dockerfile:1
 # Targets: engine (the server and the command line), dashboard, locust. All run as uid 10001.
 
 FROM python:3.11-slim-bookworm AS build
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # A torch that the base image already has is kept.
-RUN python -m venv --system-site-packages /opt/quaver
+RUN python -m venv --system-site-packages /opt/quaver && /opt/quaver/bin/pip install --upgrade pip setuptools
 WORKDIR /src
 COPY requirements.lock ./
 RUN /opt/quaver/bin/pip install --index-url "$TORCH_INDEX_URL" "$(grep '^torch==' requirements.lock)"

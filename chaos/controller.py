@@ -249,6 +249,7 @@ class Controller:
 
     def _listing(self, running: Running) -> dict[str, Any]:
         return {
+            "id": running.fault_id,
             **running.facts(),
             "state": "active" if running.confirmed else "starting",
             "started": running.started,

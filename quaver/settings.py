@@ -11,14 +11,16 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from alerting.settings import AlertingSettings
+from chaos.settings import ChaosSettings
 from engine.settings import EngineSettings
 from telemetry.settings import TelemetrySettings
 
 #: Where the packages keep their state, below `state_dir` unless their own variable says otherwise.
-_IN_STATE_DIR = {"records_dir": "records", "keys_dir": "keys"}
+_IN_STATE_DIR = {"records_dir": "records", "keys_dir": "keys", "baseline_file": "baseline.json"}
 
 
-class Settings(EngineSettings, TelemetrySettings):
+class Settings(EngineSettings, TelemetrySettings, AlertingSettings, ChaosSettings):
     """One flat model: an instance is every package's settings at once."""
 
     model_config = SettingsConfigDict(env_prefix="QUAVER_", extra="ignore", frozen=True)

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaver.cli.http import DEFAULT_URL, URL, KeyFile, call, read_key
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
+
+if TYPE_CHECKING:
+    from chaos.client import ChaosClient
 
 app = typer.Typer(
     help="Start, watch and end faults on a running server. Starting needs its switch QUAVER_CHAOS=1.",
     no_args_is_help=True,
 )
+
+
+@contextmanager
+def _operator(url: str, key_file: Path | None) -> Iterator[ChaosClient]:
+    import httpx
+
+    from chaos.client import ChaosClient
+
+    try:
+        with ChaosClient(url, read_key("operator", key_file)) as client:
+            yield client
+    except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
 
 
 def _pairs(pairs: list[str], option: str) -> dict[str, Any]:
@@ -45,15 +64,10 @@ def start(
     key_file: KeyFile = None,
 ) -> None:
     """Start a fault; prints its id and when it ends by itself."""
-    body = {
-        "kind": kind,
-        "params": _pairs(param or [], "--param"),
-        "selector": _pairs(select or [], "--select"),
-        "ttl_s": ttl,
-        "seed": seed,
-    }
-    lease = call("POST", url, "/quaver/chaos/faults", read_key("operator", key_file), body)
-    typer.echo(f"{lease['id']} {kind}: in force, ends by itself in {lease.get('remaining_s', ttl):.0f} s")
+    params, selector = _pairs(param or [], "--param"), _pairs(select or [], "--select")
+    with _operator(url, key_file) as server:
+        lease = server.start(kind, ttl, params, selector, seed)
+    typer.echo(f"{lease['fault_id']}: in force, ends by itself in {lease['remaining_s']:.0f} s")
 
 
 @app.command("list")
@@ -63,18 +77,17 @@ def list_faults(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
 ) -> None:
     """List the faults in force and the kinds that can be started."""
-    state = call("GET", url, "/quaver/chaos", read_key("operator", key_file))
+    with _operator(url, key_file) as server:
+        state = server.status()
     if as_json:
         typer.echo(json.dumps(state, indent=2))
         return
     typer.echo("chaos is " + ("on" if state["enabled"] else "off (start the server with QUAVER_CHAOS=1)"))
     if state["lever"]["blocked"]:
-        typer.echo(f"blocked: {state['lever'].get('reason') or 'halted'}; `quaver chaos unblock` lifts it")
+        typer.echo(f"blocked: {state['lever']['reason']}; `quaver chaos unblock` lifts it")
     typer.echo("in force:" if state["faults"] else "in force: none")
     for fault in state["faults"]:
-        typer.echo(
-            f"  {fault['id']} {fault['kind']}: {fault['remaining_s']:.0f} s left, touched {fault['touched']}"
-        )
+        typer.echo(f"  {fault['fault_id']}: {fault['remaining_s']:.0f} s left, touched {fault['touched']}")
     typer.echo("kinds:")
     for kind in state["kinds"]:
         typer.echo(f"  {kind['kind']}: {kind['description']}")
@@ -87,19 +100,22 @@ def stop(
     key_file: KeyFile = None,
 ) -> None:
     """End one fault. Ending it twice is harmless."""
-    call("DELETE", url, f"/quaver/chaos/faults/{fault}", read_key("operator", key_file))
-    typer.echo(f"{fault}: ended")
+    with _operator(url, key_file) as server:
+        answer = server.stop(fault)
+    typer.echo(f"{fault}: " + ("ended" if answer["ended"] else "was not in force"))
 
 
 @app.command()
 def halt(url: URL = DEFAULT_URL, key_file: KeyFile = None) -> None:
     """End every fault at once and refuse new ones until `quaver chaos unblock`."""
-    call("POST", url, "/quaver/chaos/halt", read_key("operator", key_file))
+    with _operator(url, key_file) as server:
+        server.halt()
     typer.echo("every fault is ended; new ones are refused until `quaver chaos unblock`")
 
 
 @app.command()
 def unblock(url: URL = DEFAULT_URL, key_file: KeyFile = None) -> None:
     """Allow faults again after a halt."""
-    call("POST", url, "/quaver/chaos/unblock", read_key("operator", key_file))
+    with _operator(url, key_file) as server:
+        server.unblock()
     typer.echo("faults may be started again")

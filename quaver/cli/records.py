@@ -1,9 +1,71 @@
-"""`quaver records`: read what was recorded, with SQL or one request at a time."""
+"""`quaver records`: read what was recorded. Works beside a running server, and after a crash."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 app = typer.Typer(help="Read the recorded requests, tokens and layers.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path | None, typer.Option("--dir", help="The records' folder; default: QUAVER_RECORDS_DIR.")
+]
+
+
+@app.command()
+def query(
+    sql: Annotated[
+        str, typer.Argument(help="DuckDB SQL over the views `requests`, `tokens` and `layers`.")
+    ] = "SELECT request_id, route, ended, finish_reason, completion_tokens, outcome, faults, alerts "
+    "FROM requests ORDER BY ended DESC LIMIT 20",
+    folder: Folder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
+) -> None:
+    """Run one SQL query over the records; without one, list the latest requests."""
+    from telemetry.query import select
+
+    rows = select(_folder(folder), sql)
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row, default=str))
+    elif rows:
+        _print_table(rows)
+    else:
+        typer.echo("no rows")
+
+
+@app.command()
+def show(
+    request_id: Annotated[str, typer.Argument(help="Id of the request: header x-request-id of its answer.")],
+    folder: Folder = None,
+) -> None:
+    """Print everything recorded of one request as JSON: request, tokens, layers."""
+    from telemetry.query import request
+
+    found = request(_folder(folder), request_id)
+    if found is None:
+        raise LookupError(f"nothing is recorded of {request_id}")
+    typer.echo(json.dumps(found, default=str, indent=2))
+
+
+def _folder(folder: Path | None) -> Path:
+    from quaver.settings import load_settings
+
+    return folder or load_settings().records_dir
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*("–" if value is None else _short(value) for value in row.values()))
+    Console().print(table)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
