@@ -13,7 +13,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 #: Put before a special token's spelling inside a message: such text is never a control token.
 #: A Unicode noncharacter: it has no meaning in interchanged text and is dropped on encoding.
@@ -164,22 +164,30 @@ class Tokenizer:
 
 
 def byte_level_bpe(
-    tokens: Sequence[str], merges: Sequence[tuple[str, ...]], pre_tokenizer: str
+    tokens: Sequence[str],
+    merges: Sequence[tuple[str, ...]],
+    *,
+    pre_tokenizer: str,
+    special: Sequence[str] = (),
+    whole: Sequence[str] = (),
 ) -> tokenizers.Tokenizer:
     """Return a byte-level BPE tokenizer from GGUF's lists.
 
     `pre_tokenizer` is GGUF's name for how text is cut into words first; raises ValueError for one
-    that we do not know, because a wrong guess would silently change every prompt.
+    that we do not know, because a wrong guess would silently change every prompt. `special` are
+    the control tokens among `tokens`; `whole` are ordinary text that is never cut.
     """
     backend = tokenizers.Tokenizer(
         models.BPE(
             vocab={token: i for i, token in enumerate(tokens)},
-            merges=[(pair[0], pair[1]) for pair in merges],
+            merges=[(pair[0], pair[-1]) for pair in merges],
             ignore_merges=pre_tokenizer in _LLAMA3_NAMES,
         )
     )
     backend.pre_tokenizer = _pre_tokenizer(pre_tokenizer)
     backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
     return backend
 
 

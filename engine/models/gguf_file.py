@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
-import torch
-from tokenizers import AddedToken
-from torch import Tensor
 
 from engine.models.config import ModelConfig, ModelError, weight_shapes
+from engine.models.gguf_format import FormatError, StoredTensor, read_gguf
 from engine.tokenizer import Tokenizer, byte_level_bpe
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -50,30 +51,81 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._reader = gguf.GGUFReader(path)
+            self._contents = read_gguf(path)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-        except Exception as error:  # the reader has no error type of its own
+        except FormatError as error:
             raise ModelError(
-                f"{path} is damaged or cut short ({error}); delete it and fetch it again"
+                f"{path} is damaged, cut short or no GGUF file: {error}; fetch it again"
             ) from error
         self._arch = str(self._get("general.architecture"))
         if self._arch != "llama":
             raise ModelError(
                 f"{path}: architecture {self._arch!r} is not supported; Quaver runs 'llama' models"
             )
-        self._refuse_variants()
+        try:
+            self._refuse_variants()
+            self._config = self._read_config()
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ModelError(f"{path}: the metadata make no sense ({error}); fetch it again") from error
 
     def config(self) -> ModelConfig:
         """Return the model's config."""
-        tokens = self._get("tokenizer.ggml.tokens")
+        return self._config
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer that the metadata describe."""
+        model = self._get("tokenizer.ggml.model")
+        if model != "gpt2":
+            raise ModelError(
+                f"{self.path}: tokenizer model {model!r} is not supported in GGUF files; "
+                "use the model's safetensors folder instead"
+            )
+        tokens: list[str] = self._get("tokenizer.ggml.tokens")
+        merges = [tuple(pair.split(" ", 1)) for pair in self._get("tokenizer.ggml.merges")]
+        try:
+            backend = byte_level_bpe(
+                tokens,
+                merges,
+                pre_tokenizer=str(self._get("tokenizer.ggml.pre", "default")),
+                special=self._tokens_of_type(_CONTROL),
+                whole=self._tokens_of_type(_USER_DEFINED),
+            )
+        except ValueError as error:
+            raise ModelError(f"{self.path}: {error}") from error
+        return Tokenizer(
+            backend,
+            template=self._get("tokenizer.chat_template", None),
+            bos_id=self._config.bos_id,
+            eos_ids=self._config.eos_ids,
+            add_bos=self._config.add_bos,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return every weight as a float32 CPU tensor, [out, in], named in HF style."""
+        shapes = weight_shapes(self._config)
+        weights: dict[str, Tensor] = {}
+        for tensor in self._contents.tensors.values():
+            name = _hf_name(tensor.name)
+            if name is None:
+                continue
+            values = self._dequantize(tensor)
+            if tuple(values.shape) == shapes.get(name):
+                if name.endswith(".q_proj.weight"):
+                    values = _half_split(values, self._config.heads)
+                elif name.endswith(".k_proj.weight"):
+                    values = _half_split(values, self._config.kv_heads)
+            weights[name] = values
+        return weights
+
+    def _read_config(self) -> ModelConfig:
         hidden = int(self._hyper("embedding_length"))
         heads = int(self._hyper("attention.head_count"))
         bos = self._get("tokenizer.ggml.bos_token_id", None)
         return ModelConfig(
             name=str(self._get("general.name", self.path.stem)),
             architecture=self._arch,
-            vocab=len(tokens),
+            vocab=len(self._get("tokenizer.ggml.tokens")),
             hidden=hidden,
             layers=int(self._hyper("block_count")),
             heads=heads,
@@ -83,90 +135,35 @@ class GgufFile:
             norm_eps=_shortest(self._hyper("attention.layer_norm_rms_epsilon")),
             rope_theta=_shortest(self._hyper("rope.freq_base", 10000.0)),
             max_context=int(self._hyper("context_length")),
-            tied_embeddings=all(t.name != "output.weight" for t in self._reader.tensors),
+            tied_embeddings="output.weight" not in self._contents.tensors,
             quantization=self._quantization(),
             bos_id=None if bos is None else int(bos),
             eos_ids=self._eos_ids(),
             add_bos=bool(self._get("tokenizer.ggml.add_bos_token", False)) and bos is not None,
         )
 
-    def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer that the metadata describes."""
-        model = self._get("tokenizer.ggml.model")
-        if model != "gpt2":
-            raise ModelError(
-                f"{self.path}: tokenizer model {model!r} is not supported in GGUF files; "
-                "use the model's safetensors folder instead"
-            )
-        tokens: list[str] = self._get("tokenizer.ggml.tokens")
-        types: list[int] = self._get("tokenizer.ggml.token_type", [1] * len(tokens))
-        merges = [tuple(pair.split(" ", 1)) for pair in self._get("tokenizer.ggml.merges")]
-        config = self.config()
-        try:
-            backend = byte_level_bpe(tokens, merges, str(self._get("tokenizer.ggml.pre", "default")))
-        except ValueError as error:
-            raise ModelError(f"{self.path}: {error}") from error
-        control = [
-            AddedToken(t, special=True, normalized=False)
-            for t, k in zip(tokens, types, strict=True)
-            if k == _CONTROL
-        ]
-        user = [
-            AddedToken(t, special=False, normalized=False)
-            for t, k in zip(tokens, types, strict=True)
-            if k == _USER_DEFINED
-        ]
-        backend.add_special_tokens(control)
-        backend.add_tokens(user)
-        return Tokenizer(
-            backend,
-            template=self._get("tokenizer.chat_template", None),
-            bos_id=config.bos_id,
-            eos_ids=config.eos_ids,
-            add_bos=config.add_bos,
-        )
+    def _dequantize(self, tensor: StoredTensor) -> Tensor:
+        import torch  # noqa: PLC0415  tokenizer and config load without it
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return every weight as a float32 CPU tensor, [out, in], named in HF style."""
-        config = self.config()
-        shapes = weight_shapes(config)
-        weights: dict[str, Tensor] = {}
-        for tensor in self._reader.tensors:
-            name = _hf_name(tensor.name)
-            if name is None:
-                continue
-            values = torch.from_numpy(self._dequantize(tensor)).reshape(shapes.get(name, (-1,)))
-            if name.endswith(".q_proj.weight"):
-                values = _half_split(values, config.heads)
-            elif name.endswith(".k_proj.weight"):
-                values = _half_split(values, config.kv_heads)
-            weights[name] = values.contiguous()
-        return weights
-
-    def _dequantize(self, tensor: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            return torch.from_numpy(tensor.dequantize())
         except NotImplementedError as error:
             raise ModelError(
-                f"{self.path}: tensor {tensor.name!r} has type {tensor.tensor_type.name}, which the gguf "
-                "package cannot dequantise; use another quantisation of this model"
+                f"{self.path}: tensor {tensor.name!r} has type {tensor.kind.name}, which the gguf package "
+                "cannot dequantise; use another quantisation of this model"
             ) from error
-        return np.array(values, dtype=np.float32)
 
     def _refuse_variants(self) -> None:
-        names = {t.name for t in self._reader.tensors}
+        names = self._contents.tensors.keys()
         if self._hyper("expert_count", 0):
             raise ModelError(f"{self.path}: mixture-of-experts models are not supported")
         if "rope_freqs.weight" in names or self._hyper("rope.scaling.type", "none") != "none":
             raise ModelError(f"{self.path}: scaled rotary positions are not supported")
         if any(name.endswith(".bias") for name in names):
             raise ModelError(f"{self.path}: models with biases are not supported")
-        width = int(
-            self._hyper(
-                "attention.key_length", self._hyper("embedding_length") // self._hyper("attention.head_count")
-            )
-        )
-        if int(self._hyper("rope.dimension_count", width)) != width:
+        hidden, heads = self._hyper("embedding_length"), self._hyper("attention.head_count")
+        width = self._hyper("attention.key_length", hidden // heads)
+        if self._hyper("rope.dimension_count", width) != width:
             raise ModelError(f"{self.path}: rotary positions over a part of the head are not supported")
 
     def _quantization(self) -> str:
@@ -176,25 +173,26 @@ class GgufFile:
                 return gguf.LlamaFileType(int(kind)).name.removeprefix("MOSTLY_").removeprefix("ALL_")
             except ValueError:
                 pass
-        types = Counter(t.tensor_type.name for t in self._reader.tensors if len(t.shape) > 1)
+        types = Counter(t.kind.name for t in self._contents.tensors.values() if len(t.shape) > 1)
         return types.most_common(1)[0][0] if types else "unknown"
 
     def _eos_ids(self) -> tuple[int, ...]:
         tokens: list[str] = self._get("tokenizer.ggml.tokens")
-        types: list[int] = self._get("tokenizer.ggml.token_type", [])
         named = [self._get(f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot", "eom")]
-        known = [
-            i for i, (t, k) in enumerate(zip(tokens, types, strict=False)) if k == _CONTROL and t in _ENDINGS
-        ]
+        known = [tokens.index(token) for token in self._tokens_of_type(_CONTROL) if token in _ENDINGS]
         return tuple(dict.fromkeys([int(i) for i in named if i is not None] + known))
+
+    def _tokens_of_type(self, kind: int) -> list[str]:
+        tokens: list[str] = self._get("tokenizer.ggml.tokens")
+        types: list[int] = self._get("tokenizer.ggml.token_type", [])
+        return [token for token, of in zip(tokens, types, strict=False) if of == kind]
 
     def _hyper(self, key: str, *default: Any) -> Any:
         return self._get(f"{self._arch}.{key}", *default)
 
     def _get(self, key: str, *default: Any) -> Any:
-        field = self._reader.get_field(key)
-        if field is not None:
-            return field.contents()
+        if key in self._contents.metadata:
+            return self._contents.metadata[key]
         if default:
             return default[0]
         raise ModelError(
@@ -214,7 +212,7 @@ def _hf_name(name: str) -> str | None:
 def _half_split(rows: Tensor, heads: int) -> Tensor:
     """Reorder rows [heads * d, in] from (pair, half) to (half, pair) order inside each head."""
     out, width = rows.shape
-    return rows.reshape(heads, out // heads // 2, 2, width).transpose(1, 2).reshape(out, width)
+    return rows.reshape(heads, out // heads // 2, 2, width).transpose(1, 2).reshape(out, width).contiguous()
 
 
 def _shortest(value: float) -> float:

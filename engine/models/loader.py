@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from engine.models.config import ModelConfig, ModelError, weight_shapes
 from engine.models.gguf_file import GgufFile
+from engine.models.safetensors_folder import SafetensorsFolder
 from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ def check_weights(path: Path, config: ModelConfig, weights: dict[str, Tensor]) -
             )
 
 
-def _open(path: Path) -> GgufFile:
+def _open(path: Path) -> GgufFile | SafetensorsFolder:
     path = path.expanduser()
     if not path.exists():
         raise ModelError(f"{path} does not exist; give a .gguf file or a safetensors folder")
-    return GgufFile(path)
+    return SafetensorsFolder(path) if path.is_dir() else GgufFile(path)
