@@ -173,9 +173,11 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
 
 
 class FaultsActive(msgspec.Struct, frozen=True, tag="faults"):
-    """Ids of the faults in force in the model process, sent whenever the set changes."""
+    """Ids of the faults in force in the model process, sent whenever the set changes, and after
+    every AttachFault and DetachFault, of which `obeyed` have been taken so far."""
 
     fault_ids: list[str]
+    obeyed: int = 0
 
 
 ToModel = Submit | Abort | AttachFault | DetachFault | Ping | Shutdown
