@@ -55,7 +55,7 @@ def start(
     select: Annotated[
         list[str] | None,
         typer.Option(
-            "--select", "-s", help="Whom it strikes: share=0.5, tenant=…, route=…, header=name:value."
+            "--select", "-s", help="Whom it strikes: share=0.5, tenant=…, route=…, header=x-name=value."
         ),
     ] = None,
     ttl: Annotated[float, typer.Option(help="Seconds until the fault ends by itself.")] = 60.0,
