@@ -146,6 +146,7 @@ class Observer(Protocol):
 class RecordEncoder(Protocol):
     """Turns a request's token records into JSON for `"signals": true`."""
 
-    def records(self, request_id: str, choice: int) -> list[dict[str, Any]]:
-        """Return one dict per emitted token, in order, in the schema of the token record."""
+    def records(self, request_id: str, choice: int, start: int = 0) -> list[dict[str, Any]]:
+        """Return one dict per emitted token from the `start`-th on, in order, in the schema of the
+        token record."""
         ...

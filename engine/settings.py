@@ -17,7 +17,9 @@ class EngineSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUAVER_", extra="ignore", frozen=True)
 
-    model: str = Field("smollm2-135m", description="a name from `quaver model list`, a .gguf file or a safetensors folder")
+    model: str = Field(
+        "smollm2-135m", description="a name from `quaver model list`, a .gguf file or a safetensors folder"
+    )
     model_cache: Path = Field(Path("~/.cache/quaver/models"), description="where pulled models live")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto: bfloat16 where the CPU multiplies it natively, else float32"
@@ -29,7 +31,13 @@ class EngineSettings(BaseSettings):
     page_size: int = Field(16, ge=1, description="tokens in a KV page")
     max_running: int = Field(16, ge=1, description="choices decoded together")
     max_waiting: int = Field(64, ge=0, description="choices queued before 429")
-    step_tokens: int = Field(512, ge=1, description="tokens computed in one step, prompts and decodes together")
-    deterministic: bool = Field(False, description="batch-invariant: an answer depends on its own request alone")
-    signal_layers: int = Field(4, ge=0, description="sample layer detail on every n-th layer and the last; 0: off")
+    step_tokens: int = Field(
+        512, ge=1, description="tokens computed in one step, prompts and decodes together"
+    )
+    deterministic: bool = Field(
+        False, description="batch-invariant: an answer depends on its own request alone"
+    )
+    signal_layers: int = Field(
+        4, ge=0, description="sample layer detail on every n-th layer and the last; 0: off"
+    )
     signal_tokens: int = Field(8, ge=1, description="sample layer detail on every n-th token of a response")

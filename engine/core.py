@@ -1,0 +1,447 @@
+"""The engine: submit, abort, step. Token ids in, one `StepOutput` a step out.
+
+One thread owns an engine. It runs alone in the model process, or in any process for tests,
+benchmarks and notebooks, with the same code.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine import kernels, sampler
+from engine.hooks import ModelHook
+from engine.kv.pages import PagePool
+from engine.messages import (
+    EngineStats,
+    Finish,
+    FinishReason,
+    Ready,
+    RequestMeta,
+    SamplingParams,
+    StepOutput,
+    Submit,
+)
+from engine.models.llama import Batch, Detail, LayerDetail, Llama, Prefill
+from engine.scheduler import Chunk, Sequence, plan
+from engine.settings import EngineSettings
+from engine.signals import Aggregates, sampled_layers, wants_detail
+
+MAX_TOP_LOGPROBS = 20
+
+
+class RequestError(ValueError):
+    """A request that can never run; `code` is the API's error code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Engine:
+    """Continuous batching over a paged KV pool.
+
+    Invariant: every sequence is in exactly one of `waiting` and `running`; a running one owns
+    the pages for its longest answer, a waiting one owns none.
+    """
+
+    def __init__(self, model: Llama, settings: EngineSettings, hook: ModelHook | None = None) -> None:
+        config = model.config
+        self.model = model
+        self.settings = settings
+        self.hook = hook
+        self.max_context = min(settings.max_context, config.max_context)
+        self.pool = PagePool(
+            layers=config.layers,
+            pages=settings.kv_tokens // settings.page_size,
+            page_size=settings.page_size,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=model.dtype,
+        )
+        self.layers = sampled_layers(config.layers, settings.signal_layers)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._sources: dict[tuple[str, int], torch.Generator | None] = {}
+        self._aggregates: dict[tuple[str, int], Aggregates] = {}
+        self._touched: dict[str, set[str]] = {}
+        self._finished: list[Finish] = []
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to compute or report."""
+        return bool(self.waiting or self.running or self._finished)
+
+    def ready(self) -> Ready:
+        """Describe the engine."""
+        config = self.model.config
+        return Ready(
+            pid=os.getpid(),
+            model=config.name,
+            quantization=config.quantization,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            backend=self.settings.backend,
+            layers=config.layers,
+            heads=config.heads,
+            vocab=config.vocab,
+            max_context=self.max_context,
+            kv_pages=self.pool.pages,
+            page_size=self.pool.page_size,
+            deterministic=self.settings.deterministic,
+        )
+
+    def submit(self, request: Submit) -> None:
+        """Queue one choice; raises RequestError when it can never run."""
+        self._validate(request)
+        sequence = Sequence(
+            request=request,
+            arrived=time.monotonic(),
+            tokens=list(request.token_ids),
+            prompt_length=len(request.token_ids),
+        )
+        if sequence.key in self._aggregates:
+            raise RequestError("duplicate_request", f"request {sequence.key} is already running")
+        self._aggregates[sequence.key] = Aggregates()
+        self._sources[sequence.key] = sampler.generator(request.params, request.choice)
+        self.waiting.append(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """End every choice of a request, waiting or running; unknown ids are ignored."""
+        for sequence in [*self.waiting, *self.running]:
+            if sequence.key[0] == request_id:
+                self._finish(sequence, "abort")
+
+    def step(self) -> StepOutput:
+        """Compute one step and report what it emitted and what ended, aborts included."""
+        began = time.monotonic()
+        chunks = self._plan()
+        groups = [[chunk] for chunk in chunks] if self.settings.deterministic else [chunks]
+        rows: list[_Rows] = [self._compute(group) for group in groups if group]
+        emitted = [row for row in rows if row.sequences]
+        output = self._report(emitted)
+        for row in emitted:
+            for sequence in row.sequences:
+                self._end_if_over(sequence)
+        finished, self._finished = self._finished, []
+        self._steps += 1
+        return StepOutput(
+            step=self._steps,
+            time=time.time(),
+            duration_s=time.monotonic() - began,
+            prefill_tokens=sum(c.count for c in chunks if c.start < c.sequence.prompt_length),
+            finished=finished,
+            stats=self.stats(),
+            **output,
+        )
+
+    def stats(self) -> EngineStats:
+        """Levels now."""
+        return EngineStats(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            pages_used=self.pool.pages - self.pool.free,
+            pages_total=self.pool.pages,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError if a page is lost or shared, or a table outlives its sequence."""
+        self.pool.check([page for sequence in self.running for page in sequence.pages])
+        assert not any(sequence.pages for sequence in self.waiting), "a waiting sequence owns pages"
+        keys = {sequence.key for sequence in [*self.waiting, *self.running]}
+        assert self._aggregates.keys() == keys == self._sources.keys(), "state outlives its sequence"
+        assert self._touched.keys() <= {key[0] for key in keys}, "fault marks outlive their request"
+
+    def _validate(self, request: Submit) -> None:
+        params, prompt = request.params, request.token_ids
+        if not prompt:
+            raise RequestError("invalid_prompt", "the prompt is empty: it needs at least one token")
+        if params.max_tokens < 1:
+            raise RequestError("invalid_max_tokens", "max_tokens must be at least 1")
+        vocab = self.model.config.vocab
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise RequestError("invalid_prompt", f"token ids must be in 0 … {vocab - 1}")
+        if any(not 0 <= token < vocab for token in params.logit_bias):
+            raise RequestError("invalid_logit_bias", f"logit_bias token ids must be in 0 … {vocab - 1}")
+        wanted = len(prompt) + params.max_tokens
+        if wanted > self.max_context:
+            raise RequestError(
+                "context_length_exceeded",
+                f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}, "
+                f"together {wanted}; this model takes {self.max_context}",
+            )
+        if self.pool.needed(wanted) > self.pool.pages:
+            raise RequestError(
+                "context_length_exceeded",
+                f"{wanted} tokens do not fit the KV pool of {self.pool.pages * self.pool.page_size}; "
+                "raise QUAVER_KV_TOKENS or send less",
+            )
+        if not 0 <= params.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise RequestError("invalid_top_logprobs", f"top_logprobs must be 0 … {MAX_TOP_LOGPROBS}")
+
+    def _plan(self) -> list[Chunk]:
+        chosen = plan(
+            self.running,
+            self.waiting,
+            step_tokens=self.settings.step_tokens,
+            max_running=self.settings.max_running,
+            free_pages=self.pool.free,
+            page_size=self.pool.page_size,
+            whole_chunks=self.settings.deterministic,
+        )
+        for sequence in chosen.admit:
+            self.waiting.popleft()
+            sequence.pages = self.pool.take(self.pool.needed(sequence.longest))
+            sequence.admitted = time.monotonic()
+            self.running.append(sequence)
+        return chosen.chunks
+
+    def _compute(self, chunks: list[Chunk]) -> _Rows:
+        """Run one model call over `chunks` and append a token to each sequence that emits."""
+        rows = [chunk.sequence for chunk in chunks if chunk.emits]
+        detailed = [
+            i
+            for i, sequence in enumerate(rows)
+            if self.layers
+            and wants_detail(
+                sequence.emitted, self.settings.signal_tokens, sequence.request.params.full_signals
+            )
+        ]
+        logits, detail = self.model.step(self._batch(chunks, rows, detailed), self.pool)
+        for chunk in chunks:
+            chunk.sequence.computed += chunk.count
+        if not rows:
+            return _Rows([], torch.empty(0), torch.empty(0), torch.empty(0), [], None, {})
+        adjusted, touched = self._adjust(rows, logits)
+        params = [sequence.request.params for sequence in rows]
+        tokens = sampler.sample(adjusted, params, [self._sources[s.key] for s in rows])
+        signals = self._signals(logits, adjusted, tokens)
+        for sequence, token in zip(rows, tokens.tolist(), strict=True):
+            sequence.tokens.append(token)
+            sequence.first_token = sequence.first_token or time.monotonic()
+        return _Rows(rows, logits, tokens, signals, detailed, detail, touched)
+
+    def _batch(self, chunks: list[Chunk], rows: list[Sequence], detailed: list[int]) -> Batch:
+        size = self.pool.page_size
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        ends: list[int] = []
+        decodes: list[Sequence] = []
+        prefills: list[Prefill] = []
+        for chunk in chunks:
+            sequence, stop = chunk.sequence, chunk.start + chunk.count
+            if chunk.count == 1 and not prefills:
+                decodes.append(sequence)
+            else:
+                table = torch.tensor([sequence.pages[: -(-stop // size)]])
+                prefills.append(Prefill(len(tokens), chunk.count, chunk.start, table))
+            tokens += sequence.tokens[chunk.start : stop]
+            positions += range(chunk.start, stop)
+            slots += [sequence.pages[p // size] * size + p % size for p in range(chunk.start, stop)]
+            if chunk.emits:
+                ends.append(len(tokens) - 1)
+        details = [rows[i] for i in detailed]
+        return Batch(
+            tokens=torch.tensor(tokens),
+            positions=torch.tensor(positions),
+            slots=torch.tensor(slots),
+            decode_table=_table(decodes, size),
+            decode_lengths=torch.tensor([s.computed + 1 for s in decodes], dtype=torch.int64),
+            prefills=prefills,
+            rows=torch.tensor(ends, dtype=torch.int64),
+            detail=Detail(
+                layers=self.layers,
+                tokens=torch.tensor([ends[i] for i in detailed]),
+                table=_table(details, size),
+                lengths=torch.tensor([len(s.tokens) for s in details]),
+                prompt_lengths=torch.tensor([s.prompt_length for s in details]),
+            )
+            if detailed
+            else None,
+        )
+
+    def _adjust(self, rows: list[Sequence], logits: Tensor) -> tuple[Tensor, dict[int, list[str]]]:
+        """Apply faults, then bias and penalties. `logits` itself is never written to."""
+        adjusted, touched = logits, {}
+        if self.hook is not None and self.hook.active:
+            adjusted, touched = self.hook.logits(
+                [s.request.meta for s in rows],
+                [s.request.choice for s in rows],
+                [s.emitted for s in rows],
+                logits,
+            )
+        for i, sequence in enumerate(rows):
+            params = sequence.request.params
+            if sampler.changes_logits(params):
+                adjusted = adjusted.clone() if adjusted is logits else adjusted
+                split = sequence.prompt_length
+                adjusted[i] = sampler.adjust(
+                    adjusted[i], params, sequence.tokens[:split], sequence.tokens[split:]
+                )
+        return adjusted, touched
+
+    def _signals(self, logits: Tensor, adjusted: Tensor, tokens: Tensor) -> Tensor:
+        """Columns of TOKEN_SIGNALS [R, 7]."""
+        raw = self.model.ops.token_statistics(logits, tokens)
+        post = raw if adjusted is logits else self.model.ops.token_statistics(adjusted, tokens)
+        return torch.cat((raw, post[:, [0, 4]]), dim=1)
+
+    def _report(self, computed: list[_Rows]) -> dict[str, object]:
+        """Gather the step's rows into the columns of StepOutput and update aggregates."""
+        sequences = [s for rows in computed for s in rows.sequences]
+        if not sequences:
+            return {}
+        signals = torch.cat([rows.signals for rows in computed]).numpy().astype(np.float32)
+        for sequence, row in zip(sequences, signals, strict=True):
+            self._aggregates[sequence.key].add(row)
+        output: dict[str, object] = {
+            "request_ids": [s.key[0] for s in sequences],
+            "choices": [s.key[1] for s in sequences],
+            "steps": [s.emitted - 1 for s in sequences],
+            "token_ids": torch.cat([rows.tokens for rows in computed]).numpy().astype(np.int32).tobytes(),
+            "signals": signals.tobytes(),
+            "layers": self.layers,
+            "heads_per_layer": self.model.config.heads,
+            "touched": self._mark(computed),
+        }
+        return output | _logprobs(computed) | self._detail(computed)
+
+    def _detail(self, computed: list[_Rows]) -> dict[str, object]:
+        indices: list[int] = []
+        lens, heads = [], []
+        offset = 0
+        for rows in computed:
+            if rows.detail is not None:
+                found = rows.detail.heads.numpy().astype(np.float16)
+                for place, i in enumerate(rows.detailed):
+                    self._aggregates[rows.sequences[i].key].add_heads(found[place])
+                indices += [offset + i for i in rows.detailed]
+                lens.append(rows.detail.lens_entropy.numpy().astype(np.float16))
+                heads.append(found)
+            offset += len(rows.sequences)
+        if not indices:
+            return {}
+        return {
+            "detail_rows": indices,
+            "lens_entropy": np.concatenate(lens).tobytes(),
+            "heads": np.concatenate(heads).tobytes(),
+        }
+
+    def _mark(self, computed: list[_Rows]) -> dict[str, list[str]]:
+        """Return, for each request, the faults that acted on it for the first time."""
+        first: dict[str, list[str]] = {}
+        for rows in computed:
+            for i, faults in rows.touched.items():
+                request_id = rows.sequences[i].key[0]
+                known = self._touched.setdefault(request_id, set())
+                new = [fault for fault in faults if fault not in known]
+                known.update(new)
+                if new:
+                    first.setdefault(request_id, []).extend(new)
+        return first
+
+    def _end_if_over(self, sequence: Sequence) -> None:
+        params, last = sequence.request.params, sequence.tokens[-1]
+        eos = () if params.ignore_eos else self.model.config.eos_ids
+        if last in eos or last in params.stop_token_ids:
+            self._finish(sequence, "stop")
+        elif sequence.emitted == params.max_tokens:
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take a sequence out, give its pages back and queue its Finish."""
+        if sequence.pages:
+            self.running.remove(sequence)
+            self.pool.release(sequence.pages)
+            sequence.pages = []
+        else:
+            self.waiting.remove(sequence)
+        now = time.monotonic()
+        admitted = sequence.admitted or now
+        request_id, choice = sequence.key
+        aggregates = self._aggregates.pop(sequence.key)
+        del self._sources[sequence.key]
+        if all(key[0] != request_id for key in self._aggregates):
+            self._touched.pop(request_id, None)
+        self._finished.append(
+            Finish(
+                request_id=request_id,
+                choice=choice,
+                reason=reason,
+                prompt_tokens=sequence.prompt_length,
+                completion_tokens=sequence.emitted,
+                queued_s=admitted - sequence.arrived,
+                prefill_s=(sequence.first_token or now) - admitted,
+                aggregates=aggregates.as_dict(),
+            )
+        )
+
+
+class _Rows:
+    """What one model call emitted; row i of every tensor belongs to `sequences[i]`."""
+
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        logits: Tensor,
+        tokens: Tensor,
+        signals: Tensor,
+        detailed: list[int],
+        detail: LayerDetail | None,
+        touched: dict[int, list[str]],
+    ) -> None:
+        self.sequences = sequences
+        self.logits = logits
+        self.tokens = tokens
+        self.signals = signals
+        self.detailed = detailed
+        self.detail = detail
+        self.touched = touched
+
+
+def _table(sequences: list[Sequence], page_size: int) -> Tensor:
+    """Block table [sequences, pages of the longest context], padded with page 0."""
+    used = [s.pages[: -(-len(s.tokens) // page_size)] for s in sequences]
+    width = max(map(len, used), default=0)
+    return torch.tensor([pages + [0] * (width - len(pages)) for pages in used], dtype=torch.int64)
+
+
+def _logprobs(computed: list[_Rows]) -> dict[str, object]:
+    """Alternatives of the rows that asked for them, from the raw distribution."""
+    places: list[int] = []
+    ids: list[list[int]] = []
+    values: list[list[float]] = []
+    offset = 0
+    for rows in computed:
+        for i, sequence in enumerate(rows.sequences):
+            count = sequence.request.params.top_logprobs
+            if count:
+                best = rows.logits[i].log_softmax(-1).topk(count)
+                places.append(offset + i)
+                ids.append(best.indices.tolist())
+                values.append(best.values.tolist())
+        offset += len(rows.sequences)
+    return {"logprob_rows": places, "logprob_ids": ids, "logprobs": values} if places else {}
+
+
+def load_engine(settings: EngineSettings, hook: ModelHook | None = None) -> Engine:
+    """Resolve and load the model that `settings` name and build an engine around it."""
+    from engine.models import store  # noqa: PLC0415 (reads files; not needed to type-check callers)
+    from engine.models.loader import load  # noqa: PLC0415
+
+    loaded = load(store.resolve(settings.model, settings.model_cache))
+    model = Llama(loaded.config, loaded.weights, _dtype(settings), kernels.load(settings.backend))
+    return Engine(model, settings, hook)
+
+
+def _dtype(settings: EngineSettings) -> torch.dtype:
+    if settings.dtype == "auto":
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if native else torch.float32
+    return torch.float32 if settings.dtype == "float32" else torch.bfloat16
