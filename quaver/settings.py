@@ -13,6 +13,7 @@ from pydantic_settings import SettingsConfigDict
 
 from alerting.settings import AlertingSettings
 from chaos.settings import ChaosSettings
+from engine.api.settings import ApiSettings
 from engine.settings import EngineSettings
 from telemetry.settings import TelemetrySettings
 
@@ -20,7 +21,7 @@ from telemetry.settings import TelemetrySettings
 _IN_STATE_DIR = {"records_dir": "records", "keys_dir": "keys", "baseline_file": "baseline.json"}
 
 
-class Settings(EngineSettings, TelemetrySettings, AlertingSettings, ChaosSettings):
+class Settings(EngineSettings, TelemetrySettings, AlertingSettings, ChaosSettings, ApiSettings):
     """One flat model: an instance is every package's settings at once."""
 
     model_config = SettingsConfigDict(env_prefix="QUAVER_", extra="ignore", frozen=True)
@@ -41,8 +42,8 @@ class Settings(EngineSettings, TelemetrySettings, AlertingSettings, ChaosSetting
     @model_validator(mode="before")
     @classmethod
     def _place_state(cls, values: dict[str, Any]) -> dict[str, Any]:
-        state = Path(values.get("state_dir", "~/.local/state/quaver"))
-        return {name: state / leaf for name, leaf in _IN_STATE_DIR.items()} | values
+        state = Path(values.get("state_dir", "~/.local/state/quaver")).expanduser()
+        return {name: state / leaf for name, leaf in _IN_STATE_DIR.items()} | values | {"state_dir": state}
 
 
 def load_settings() -> Settings:
