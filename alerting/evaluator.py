@@ -1,0 +1,349 @@
+"""The fast path: signals in, alerts out, in process, with a pass every 100 ms.
+
+Sees only `telemetry.signals`: no fault state, no annotations. Choice 0 stands for its response;
+canaries stay out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from alerting.alerts import AlertBook, rfc3339
+from alerting.baseline import Baseline
+from alerting.breaker import STATE_NUMBER, Breaker, Transition
+from alerting.collector import complete, raw_condition
+from alerting.judge import Judge, Verdict
+from alerting.metrics import AlertMetrics
+from alerting.route import RouteEvidence
+from alerting.rules import AlertRule, RawPreset, Rules
+from alerting.statistics import ResponseTracker, temperature_band
+from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
+
+MAX_OPEN = 4096
+MAX_ROUTES = 64
+_OVERFLOW_ROUTE = "other"
+_BLIND_AFTER = 20  # responses in a row that could not be judged
+
+
+class _Open:
+    """A response that streams."""
+
+    __slots__ = ("l1", "raw_l1", "started", "tracker")
+
+    def __init__(self, started: ResponseStarted) -> None:
+        self.started = started
+        self.tracker = ResponseTracker()
+        self.raw_l1: set[str] = set()
+        self.l1: set[str] = set()  # presets whose L1 it raised
+
+
+class Evaluator:
+    """A SignalSink that judges every response and keeps the alerts of every route."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        preset: str,
+        book: AlertBook,
+        breaker: Breaker,
+        metrics: AlertMetrics,
+        *,
+        clock: Callable[[], float] = time.time,
+        on_l1: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """`on_l1(request_id, name)` hears which response raised an L1 of the paging preset."""
+        self.preset = preset
+        self._rules = rules
+        self._book = book
+        self._breaker = breaker
+        self._metrics = metrics
+        self._clock = clock
+        self._on_l1 = on_l1
+        self._judges = {name: Judge(name, rules) for name in rules.presets}
+        self._raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._outcomes: OrderedDict[str, None] = OrderedDict()
+        self._routes: dict[str, RouteEvidence] = {}
+        self._baseline: Baseline | None = None
+        self._engine: tuple[str | None, str | None] = (None, None)
+        self._mismatch: str | None = "no baseline; run `quaver calibrate`"
+        self.events: deque[dict[str, Any]] = deque(maxlen=200)
+        breaker.listeners.append(self._on_transition)
+
+    def use(
+        self, baseline: Baseline | None, model: str | None = None, quantization: str | None = None
+    ) -> None:
+        """Put a baseline in force for the model that runs; evidence gathered so far is dropped."""
+        self._baseline = baseline
+        self._engine = (model, quantization)
+        self._routes.clear()
+        self._apply(model)
+
+    def on_started(self, event: ResponseStarted) -> None:
+        """Open a response."""
+        if event.canary:
+            return
+        if event.model != self._engine[0]:
+            self._engine = (event.model, self._engine[1])
+            self._apply(event.model)
+        entry = _Open(event)
+        for preset in self._raw.values():
+            entry.tracker.watch_run(preset.confidence)
+        self._open[event.request_id] = entry
+        if len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)
+
+    def on_tokens(self, batch: TokenBatch) -> None:
+        """Take one step's tokens in; an L1 is raised as soon as it is certain."""
+        for request_id, choice, row in zip(
+            batch.request_ids, batch.choices, batch.signals.tolist(), strict=True
+        ):
+            entry = self._open.get(request_id)
+            if entry is None or choice:
+                continue
+            had_sentence = bool(entry.tracker.sentence)
+            entry.tracker.add(row)
+            for name, preset in self._raw.items():
+                if raw_condition(entry.tracker, preset):
+                    entry.raw_l1.add(name)
+                    self._raise_l1(entry, name, batch.time, "run_and_entropy")
+            if entry.tracker.sentence and not had_sentence:
+                self._judge_sentence(entry, batch.time)
+            if self.preset in entry.l1 and self.preset not in self._raw:
+                self._route(entry.started.route).keep_live(batch.time)
+
+    def on_layers(self, batch: LayerBatch) -> None:
+        """Layers raise no alert."""
+
+    def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
+        """The first sentence is over: its statistics are final."""
+        entry = self._open.get(request_id)
+        if entry is None or choice or entry.tracker.sentence:
+            return
+        entry.tracker.end_sentence(tokens)
+        if entry.tracker.sentence:
+            self._judge_sentence(entry, self._clock())
+
+    def on_ended(self, event: ResponseEnded) -> None:
+        """Judge the whole response and feed the detectors of its route."""
+        entry = self._open.pop(event.request_id, None)
+        if entry is None:
+            return
+        verdicts = self._judge_whole(entry, event)
+        route = entry.started.route
+        evidence = self._route(route)
+        verdict = verdicts.get(self.preset)
+        if verdict is not None:
+            evidence.add_response(
+                verdict,
+                event.time,
+                l1_frozen=self._firing(self._rules.alerts.l1_rate, route),
+                joint_frozen=self._firing(self._rules.alerts.joint_evidence, route),
+            )
+        elif event.finish_reason in ("stop", "length"):
+            evidence.unscored += 1
+        healthy = None if event.finish_reason == "shed" else complete(event) and self.preset not in entry.l1
+        self._breaker.ended(event.request_id, route, healthy)
+        self._check(evidence, event.time)
+
+    def on_business(self, event: BusinessEvent) -> None:
+        """Take interruptions and completions in, one outcome a response."""
+        if event.kind in ("rejected", "failed"):
+            self._breaker.ended(event.request_id, event.route, None if event.kind == "rejected" else False)
+        if event.kind not in ("interrupted", "completed") or event.request_id in self._outcomes:
+            return
+        self._outcomes[event.request_id] = None
+        if len(self._outcomes) > MAX_OPEN:
+            self._outcomes.popitem(last=False)
+        evidence = self._route(event.route)
+        evidence.add_outcome(
+            event.tenant,
+            event.kind == "interrupted",
+            event.time,
+            self._interruption_rate(event.route),
+            joint_frozen=self._firing(self._rules.alerts.joint_evidence, event.route),
+        )
+        self._check(evidence, event.time)
+
+    def tick(self) -> None:
+        """One pass: the breaker's clock, alerts of silent routes, the gauges."""
+        now = self._clock()
+        self._breaker.tick()
+        for evidence in self._routes.values():
+            self._end_quiet(evidence, now)
+            self._export(evidence, now)
+        self._metrics.heartbeat.set(now)
+
+    def blind(self) -> dict[str, str]:
+        """Return the routes that cannot be judged, and why."""
+        return {name: why for name, e in self._routes.items() if (why := self._blind(e)) is not None}
+
+    def report(self) -> dict[str, Any]:
+        """Return the evaluator's state for people to read."""
+        now = self._clock()
+        return {
+            "preset": self.preset,
+            "baseline": None if self._baseline is None else self._baseline.created,
+            "baseline_problem": self._mismatch,
+            "blind": self.blind(),
+            "routes": {
+                name: e.evidence() | {"l1_live": e.is_live(now), "log_evidence": self._logs(e)}
+                for name, e in self._routes.items()
+            },
+        }
+
+    def _apply(self, model: str | None) -> None:
+        if self._baseline is None:
+            self._mismatch = "no baseline; run `quaver calibrate`"
+        else:
+            self._mismatch = self._baseline.mismatch(self._rules, model, self._engine[1])
+        for judge in self._judges.values():
+            judge.use(None if self._mismatch else self._baseline)
+
+    def _judge_sentence(self, entry: _Open, now: float) -> None:
+        band = temperature_band(entry.started.temperature)
+        for name, judge in self._judges.items():
+            if name in self._raw:
+                continue
+            verdict = judge.verdict(entry.started.route, band, entry.tracker.sentence, entry.raw_l1)
+            if verdict is not None and verdict.signals["l1"]:
+                self._raise_l1(entry, name, now, verdict.cause)
+
+    def _judge_whole(self, entry: _Open, event: ResponseEnded) -> dict[str, Verdict]:
+        """A broken-off response is judged by its first sentence alone, and only if that was over."""
+        statistics = entry.tracker.sentence
+        if complete(event):
+            entry.tracker.finish()
+            statistics = entry.tracker.sentence | entry.tracker.whole()
+        verdicts = {}
+        for name, judge in self._judges.items():
+            verdict = None
+            if (
+                entry.tracker.tokens
+                and not entry.tracker.missing
+                and event.finish_reason not in ("error", "shed")
+            ):
+                band = temperature_band(entry.started.temperature)
+                verdict = judge.verdict(entry.started.route, band, statistics, entry.raw_l1)
+            if verdict is None:
+                continue
+            verdicts[name] = verdict
+            self._metrics.scored.labels(self._route(entry.started.route).name, name).inc()
+            if verdict.signals["l1"]:
+                self._raise_l1(entry, name, event.time, verdict.cause)
+        return verdicts
+
+    def _raise_l1(self, entry: _Open, preset: str, now: float, cause: str) -> None:
+        evidence = self._route(entry.started.route)
+        if preset in entry.l1:
+            if preset == self.preset and preset in self._raw:
+                evidence.keep_live(now)
+            return
+        entry.l1.add(preset)
+        request_id = entry.started.request_id
+        self._metrics.l1_events.labels(evidence.name, preset).inc()
+        self.events.append(
+            {
+                "time": rfc3339(now),
+                "preset": preset,
+                "route": evidence.name,
+                "requestId": request_id,
+                "cause": cause,
+            }
+        )
+        if preset == self.preset:
+            evidence.add_l1(request_id, now)
+            if self._on_l1 is not None:
+                self._on_l1(request_id, self._rules.alerts.l1_rate.name)
+            self._check(evidence, now)
+
+    def _check(self, e: RouteEvidence, now: float) -> None:
+        """Raise what became true and end what is over on one route."""
+        rules, alerts = self._rules.rate, self._rules.alerts
+        if e.l1.value >= rules.threshold and self._raise(alerts.l1_rate, e, now):
+            e.l1_recovery.clear()
+        if e.mixture() >= rules.threshold and self._raise(alerts.joint_evidence, e, now):
+            e.l1_recovery.clear()
+            e.outcome_recovery.clear()
+        if e.users_leave(now, self._interruption_rate(e.name)) and self._raise(alerts.users_leaving, e, now):
+            e.outcome_recovery.clear()
+            self._breaker.trip(e.name, f"{e.live_interruptions} of {e.live_responses} responses broken off")
+        model_well = e.l1_recovery.full and e.l1_recovery.healthy(rules.recover_level)
+        users_well = e.outcome_recovery.healthy(rules.recover_level)
+        if model_well:
+            self._end(alerts.l1_rate, e, now, "the L1 rate is back within the healthy range")
+        if model_well and users_well:
+            self._end(alerts.joint_evidence, e, now, "all inputs are back within the healthy range")
+        if e.outcome_recovery.full and users_well and self._breaker.state(e.name) == "closed":
+            self._end(alerts.users_leaving, e, now, "interruptions are back within the healthy range")
+
+    def _raise(self, rule: AlertRule, e: RouteEvidence, now: float) -> bool:
+        return self._book.raise_alert(rule, e.name, now, e.evidence()) is not None
+
+    def _end(self, rule: AlertRule, e: RouteEvidence, now: float, reason: str) -> None:
+        if self._book.resolve(rule, e.name, now, reason) is None:
+            return
+        alerts = self._rules.alerts
+        restart = {
+            alerts.l1_rate.name: e.restart_l1,
+            alerts.joint_evidence.name: e.restart_joint,
+            alerts.users_leaving.name: e.restart_leaving,
+        }
+        restart[rule.name]()
+
+    def _end_quiet(self, e: RouteEvidence, now: float) -> None:
+        if now - e.last_response > self._rules.rate.quiet_s:
+            for rule in self._all_rules():
+                self._end(rule, e, now, "no responses on this route")
+
+    def _on_transition(self, transition: Transition) -> None:
+        """A breaker that closed ends its L2, so that the same trouble can trip it again."""
+        if transition.after == "closed" and transition.route in self._routes:
+            evidence = self._routes[transition.route]
+            self._end(self._rules.alerts.users_leaving, evidence, self._clock(), "the breaker closed")
+
+    def _firing(self, rule: AlertRule, route: str) -> bool:
+        return self._book.firing(rule, self._route(route).name)
+
+    def _all_rules(self) -> tuple[AlertRule, ...]:
+        alerts = self._rules.alerts
+        return alerts.l1_rate, alerts.joint_evidence, alerts.users_leaving
+
+    def _interruption_rate(self, route: str) -> float:
+        if self._baseline is None or self._mismatch:
+            return self._rules.interruptions.floor
+        return self._baseline.interruption_rate(route, self._rules)
+
+    def _route(self, name: str) -> RouteEvidence:
+        if name not in self._routes and len(self._routes) >= MAX_ROUTES:
+            name = _OVERFLOW_ROUTE
+        if name not in self._routes:
+            self._routes[name] = RouteEvidence(name, self._rules, self._rules.preset(self.preset))
+        return self._routes[name]
+
+    def _blind(self, e: RouteEvidence) -> str | None:
+        if self._mismatch:
+            return self._mismatch
+        if e.unscored >= _BLIND_AFTER:
+            return f"the last {e.unscored} responses had no signals or no limits for their temperature"
+        return None
+
+    @staticmethod
+    def _logs(e: RouteEvidence) -> dict[str, float]:
+        detectors = ("l1", "confidence", "entropy", "interruption", "leaving")
+        return {signal: round(getattr(e, signal).log, 3) for signal in detectors}
+
+    def _export(self, e: RouteEvidence, now: float) -> None:
+        metrics, name = self._metrics, e.name
+        firing = {rule.name: self._book.firing(rule, name) for rule in self._all_rules()}
+        metrics.l1_live.labels(name).set(e.is_live(now))
+        for signal, value in self._logs(e).items():
+            metrics.edetector_log.labels(name, signal).set(value)
+        for rule in self._all_rules():
+            metrics.alert_active.labels(rule.name, rule.level, name).set(firing[rule.name])
+        metrics.l2_active.labels(name).set(any(firing[r.name] for r in self._all_rules() if r.level == "L2"))
+        metrics.blind.labels(name).set(self._blind(e) is not None)
+        metrics.breaker.labels(name).set(STATE_NUMBER[self._breaker.state(name)])

@@ -1,0 +1,156 @@
+"""The evidence of one route: what the evaluator remembers between responses."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from alerting.baseline import Signal
+from alerting.interruptions import OutcomeWindow, TenantCap
+from alerting.judge import Verdict
+from alerting.rules import QuantilePreset, RawPreset, Rules
+from alerting.sequential import EDetector, RecoveryWindow
+
+_EPISODE_GAP_S = 30.0  # without a live L1 for so long, interruptions start from nothing
+_RECENT = 50
+
+
+class RouteEvidence:
+    """Detectors, windows and recent L1s of one route. All times are unix seconds of the events."""
+
+    def __init__(self, name: str, rules: Rules, preset: RawPreset | QuantilePreset) -> None:
+        self.name = name
+        self._rules = rules
+        self._preset = preset
+        grid = rules.rate.grid
+        self.l1 = EDetector(grid)
+        self.confidence = EDetector(grid)
+        self.entropy = EDetector(grid)
+        self.interruption = EDetector(grid)
+        self.leaving = EDetector(grid)  # interruptions while an L1 is live
+        share = preset.l2.tenant_share
+        self._cap = TenantCap(share)
+        self._live_cap = TenantCap(share)
+        window_s = preset.l2.window_s if isinstance(preset, RawPreset) else preset.l2.live_s
+        self._window = OutcomeWindow(window_s, share)
+        self.l1_recovery = RecoveryWindow(rules.rate.recover_responses)
+        self.outcome_recovery = RecoveryWindow(max(5, rules.rate.recover_responses // 2))
+        self.live_interruptions = 0
+        self.live_responses = 0
+        self.live_until = 0.0
+        self.last_response = 0.0
+        self.recent: deque[bool] = deque(maxlen=_RECENT)
+        self.recent_ids: deque[str] = deque(maxlen=5)
+        self.rate: float | None = None
+        self.basis = "none"
+        self.unscored = 0
+
+    def add_l1(self, request_id: str, time: float) -> None:
+        """A response raised an L1."""
+        self.recent_ids.append(request_id)
+        self.keep_live(time)
+
+    def keep_live(self, time: float) -> None:
+        """The response of a live L1 still streams."""
+        if time - self.live_until > _EPISODE_GAP_S:
+            self._forget_episode()
+        self.live_until = max(self.live_until, time + self._preset.l2.live_s)
+
+    def is_live(self, now: float) -> bool:
+        """Return whether an L1 is live."""
+        return now <= self.live_until
+
+    def add_response(self, verdict: Verdict, time: float, *, l1_frozen: bool, joint_frozen: bool) -> None:
+        """A judged response ended. Detectors whose alert fires already are frozen."""
+        self.last_response = time
+        self.unscored = 0
+        self.basis = verdict.basis
+        self.recent.append(verdict.signals["l1"])
+        self.rate = verdict.rates.get("l1")
+        if self.rate is None:
+            return
+        self.l1_recovery.add(verdict.signals["l1"], self.rate)
+        if not l1_frozen:
+            self.l1.update(verdict.signals["l1"], self.rate)
+        if isinstance(self._preset, QuantilePreset) and not joint_frozen:
+            signals: tuple[tuple[Signal, EDetector], ...] = (
+                ("confidence", self.confidence),
+                ("entropy", self.entropy),
+            )
+            for signal, detector in signals:
+                detector.update(verdict.signals[signal], verdict.rates[signal])
+
+    def add_outcome(
+        self, tenant: str, interrupted: bool, time: float, p0: float, *, joint_frozen: bool
+    ) -> None:
+        """A user saw a response to its end, or broke it off."""
+        self.last_response = max(self.last_response, time)
+        self._window.add(time, tenant, interrupted)
+        if self._cap.allows(tenant, interrupted, time):
+            self.outcome_recovery.add(interrupted, p0)
+            if self.rate is not None and not joint_frozen:
+                self.interruption.update(interrupted, p0)
+        if self.is_live(time) and self._live_cap.allows(tenant, interrupted, time):
+            self.leaving.update(interrupted, p0)
+            self.live_responses += 1
+            self.live_interruptions += interrupted
+
+    def users_leave(self, now: float, p0: float) -> bool:
+        """Return whether the L2 condition holds: a live L1, and interruptions risen with it."""
+        rule = self._preset.l2
+        if not self.is_live(now):
+            return False
+        if isinstance(self._preset, RawPreset):
+            interrupted, responses = self._window.counts(now)
+            if responses < rule.min_responses or interrupted < rule.min_interruptions:
+                return False
+            return interrupted / responses > self._preset.l2.ratio * p0
+        return (
+            self.live_responses >= rule.min_responses
+            and self.live_interruptions >= rule.min_interruptions
+            and self.l1.value >= self._preset.l2.model_evidence
+            and self.leaving.value >= self._rules.rate.threshold
+        )
+
+    def mixture(self) -> float:
+        """Return the weighted evidence of the three joint inputs; 0 for a raw preset."""
+        if isinstance(self._preset, RawPreset):
+            return 0.0
+        weights = self._preset.mixture
+        return (
+            weights.confidence * self.confidence.value
+            + weights.entropy * self.entropy.value
+            + weights.interruption * self.interruption.value
+        )
+
+    def restart_l1(self) -> None:
+        """Start the L1 rate's clock anew."""
+        self.l1.reset()
+
+    def restart_joint(self) -> None:
+        """Start the mixture's clock anew."""
+        for detector in (self.confidence, self.entropy, self.interruption):
+            detector.reset()
+        self._cap.reset()
+
+    def restart_leaving(self) -> None:
+        """Start the clock of interruptions under a live L1 anew."""
+        self._forget_episode()
+
+    def evidence(self) -> dict[str, Any]:
+        """Return what speaks for an alert, for people to read."""
+        return {
+            "l1_recent": sum(self.recent),
+            "responses_recent": len(self.recent),
+            "healthy_l1_rate": self.rate,
+            "limits_of": self.basis,
+            "log_evidence_l1": round(self.l1.log, 2),
+            "interruptions_live": self.live_interruptions,
+            "responses_live": self.live_responses,
+            "requests": list(self.recent_ids),
+        }
+
+    def _forget_episode(self) -> None:
+        self.leaving.reset()
+        self._live_cap.reset()
+        self.live_interruptions = self.live_responses = 0

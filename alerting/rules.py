@@ -1,0 +1,233 @@
+"""The alert rules: one YAML file, validated, with errors that name the line of thought to mend."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+PACKAGED = Path(__file__).with_name("rules.yaml")
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+StatisticName = Literal[
+    "sentence_confidence",
+    "sentence_entropy",
+    "sentence_excess",
+    "sentence_entropy_post",
+    "response_confidence",
+    "response_entropy",
+    "response_excess",
+    "response_entropy_post",
+]
+
+
+class RulesError(ValueError):
+    """The rules file cannot be used; the message says where and why."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LeavingRule(_Strict):
+    """L2: interruptions while an L1 is live."""
+
+    live_s: Seconds
+    min_responses: Count
+    min_interruptions: Count
+    tenant_share: Annotated[float, Field(gt=0, le=0.5)]
+
+
+class RawLeavingRule(LeavingRule):
+    """L2 by a multiple of the baseline within a window."""
+
+    window_s: Seconds
+    ratio: Annotated[float, Field(gt=1)]
+
+
+class QuantileLeavingRule(LeavingRule):
+    """L2 by a sequential test, with evidence from the model too."""
+
+    model_evidence: Annotated[float, Field(ge=1)]
+
+
+class RawPreset(_Strict):
+    """L1 by fixed numbers: a run of low confidence and a high running mean entropy."""
+
+    kind: Literal["raw"]
+    run: Count
+    confidence: Share
+    entropy: Annotated[float, Field(ge=0)]
+    l2: RawLeavingRule
+
+
+class Statistic(_Strict):
+    """One number per response, and the side on which it is suspicious."""
+
+    name: StatisticName
+    signal: Literal["confidence", "entropy"]
+    side: Literal["low", "high", "both"]
+
+
+class Mixture(_Strict):
+    """Weights of the three joint inputs; they sum to 1."""
+
+    confidence: Share
+    entropy: Share
+    interruption: Share
+
+    @model_validator(mode="after")
+    def _sums_to_one(self) -> Self:
+        total = self.confidence + self.entropy + self.interruption
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"the weights sum to {total:g}; they must sum to 1")
+        return self
+
+
+class QuantilePreset(_Strict):
+    """L1 by limits from healthy responses."""
+
+    kind: Literal["quantile"]
+    alpha: Share
+    min_samples: Annotated[int, Field(ge=5)]
+    pooled_rate: Share
+    statistics: Annotated[list[Statistic], Field(min_length=1)]
+    mixture: Mixture
+    l2: QuantileLeavingRule
+
+    @model_validator(mode="after")
+    def _both_signals(self) -> Self:
+        names = [s.name for s in self.statistics]
+        if len(set(names)) < len(names):
+            raise ValueError("a statistic is listed twice")
+        if {s.signal for s in self.statistics} != {"confidence", "entropy"}:
+            raise ValueError("list at least one statistic of each signal, confidence and entropy")
+        return self
+
+
+Preset = Annotated[RawPreset | QuantilePreset, Field(discriminator="kind")]
+
+
+class RateRule(_Strict):
+    """The sequential test over responses."""
+
+    threshold: Annotated[float, Field(ge=10)]
+    grid: Annotated[list[Share], Field(min_length=1)]
+    confidence: Share
+    recover_responses: Annotated[int, Field(ge=5)]
+    recover_level: Share
+    quiet_s: Seconds
+
+
+class InterruptionRule(_Strict):
+    """What is taken for a healthy interruption rate."""
+
+    floor: Share
+
+
+class BreakerRule(_Strict):
+    """Timing and probes of the breaker."""
+
+    cool_down_s: Seconds
+    cool_down_max_s: Seconds
+    probes: Count
+    probes_unhealthy: Annotated[int, Field(ge=0)]
+    probe_timeout_s: Seconds
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.probes_unhealthy >= self.probes:
+            raise ValueError("probes_unhealthy must be below probes, or the breaker always closes")
+        if self.cool_down_max_s < self.cool_down_s:
+            raise ValueError("cool_down_max_s must not be below cool_down_s")
+        return self
+
+
+class AlertRule(_Strict):
+    """How one condition is named and who hears of it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$")]
+    level: Literal["L1", "L2"]
+    severity: Literal["warning", "critical"]
+    team: Literal["prompt-eng", "mlops", "sre"]
+    summary: str
+
+
+class AlertRules(_Strict):
+    """The conditions of the evaluator."""
+
+    l1_rate: AlertRule
+    users_leaving: AlertRule
+    joint_evidence: AlertRule
+
+
+class SloRule(_Strict):
+    """Service levels that only Prometheus watches."""
+
+    latency_metric: Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
+    latency_p95_s: Seconds
+    availability: Share
+    min_failures: Count
+    accuracy: Share
+    evaluator_stale_s: Seconds
+
+
+class Rules(_Strict):
+    """Everything in the rules file."""
+
+    version: Literal[1]
+    default: str
+    presets: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Preset]
+    rate: RateRule
+    interruptions: InterruptionRule
+    breaker: BreakerRule
+    alerts: AlertRules
+    slo: SloRule
+
+    @model_validator(mode="after")
+    def _default_exists(self) -> Self:
+        self.preset(self.default)
+        return self
+
+    def preset(self, name: str) -> RawPreset | QuantilePreset:
+        """Return a preset by name; raises RulesError listing the known names."""
+        if name not in self.presets:
+            raise RulesError(f"no preset {name!r}; the rules have: {', '.join(sorted(self.presets))}")
+        return self.presets[name]
+
+    def digest(self) -> str:
+        """Return a short hash of what decides an L1: a baseline holds for these limits only."""
+        parts = []
+        for name, preset in sorted(self.presets.items()):
+            parts.append(
+                f"{name}={preset.model_dump_json(exclude={'l2', 'mixture', 'pooled_rate', 'min_samples'})}"
+            )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def load_rules(path: Path | None = None) -> Rules:
+    """Read and validate a rules file (the packaged one when None); raises RulesError."""
+    path = path or PACKAGED
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RulesError(f"cannot read the rules file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise RulesError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise RulesError(f"{path} must hold a mapping with the keys of the packaged rules.yaml")
+    try:
+        return Rules.model_validate(raw)
+    except ValidationError as error:
+        found = "; ".join(_line(e["loc"], e["msg"]) for e in error.errors())
+        raise RulesError(f"{path}: {found}") from error
+
+
+def _line(location: tuple[int | str, ...], message: str) -> str:
+    where = ".".join(str(part) for part in location) or "the whole file"
+    return f"{where}: {message.removeprefix('Value error, ')}"

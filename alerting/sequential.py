@@ -1,0 +1,100 @@
+"""Exact tests of a Bernoulli rate: the e-detector, its healthy bound and its recovery window."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from scipy.special import bdtrc, betaincinv
+
+_CAP = 1e12  # far above any threshold; capping only lowers the evidence
+_RATE_MIN, _RATE_MAX = 1e-4, 0.95
+
+
+def rate_upper_bound(successes: int, trials: int, confidence: float) -> float:
+    """Return the Clopper–Pearson upper bound of a rate, one-sided at `confidence`; 1 without trials."""
+    if successes >= trials:
+        return 1.0
+    return float(betaincinv(successes + 1, trials - successes, confidence))
+
+
+def tail_probability(successes: int, trials: int, rate: float) -> float:
+    """Return P(K ≥ successes) for K binomial with `trials` and `rate`."""
+    if successes <= 0:
+        return 1.0
+    return float(bdtrc(successes - 1, trials, rate))
+
+
+class EDetector:
+    """Shiryaev–Roberts e-detector of a rise of a rate above p₀, mixed over alternatives.
+
+    For each λ of a grid M ← (1 + M)(1 + λ(X − p₀)); the value is the mean over the grid. While
+    P(X = 1 | past) ≤ p₀ the mean number of updates before the value reaches A is at least A.
+    λ is set by the alternative rate θ it bets on: λ = (θ − p₀) / (p₀(1 − p₀)).
+    """
+
+    def __init__(self, grid: Sequence[float]) -> None:
+        """`grid` holds alternatives as shares of the way from p₀ to 1."""
+        self._grid = tuple(grid)
+        self._evidence = [0.0] * len(self._grid)
+
+    def update(self, x: bool, p0: float) -> float:
+        """Take one response in and return the new value. p₀ may differ between responses."""
+        p0 = min(max(p0, _RATE_MIN), _RATE_MAX)
+        for i, share in enumerate(self._grid):
+            theta = p0 + share * (1 - p0)
+            factor = theta / p0 if x else (1 - theta) / (1 - p0)
+            self._evidence[i] = min((1 + self._evidence[i]) * factor, _CAP)
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """The evidence M, ≥ 0."""
+        return sum(self._evidence) / len(self._evidence)
+
+    @property
+    def log(self) -> float:
+        """ln max(M, 1), for display."""
+        return math.log(max(self.value, 1.0))
+
+    def reset(self) -> None:
+        """Forget all evidence."""
+        self._evidence = [0.0] * len(self._grid)
+
+
+class RecoveryWindow:
+    """The newest responses since an alarm: are they back within the healthy range?"""
+
+    def __init__(self, size: int) -> None:
+        self._seen: deque[tuple[bool, float]] = deque(maxlen=size)
+
+    def add(self, x: bool, p0: float) -> None:
+        """Take one response in."""
+        self._seen.append((x, p0))
+
+    @property
+    def full(self) -> bool:
+        """True once as many responses were seen as the window holds."""
+        return len(self._seen) == self._seen.maxlen
+
+    def healthy(self, level: float) -> bool:
+        """True when as many successes as these have a tail probability of at least `level` under health."""
+        if not self._seen:
+            return True
+        rate = sum(p0 for _, p0 in self._seen) / len(self._seen)
+        return tail_probability(self.successes, len(self._seen), rate) >= level
+
+    @property
+    def successes(self) -> int:
+        """Responses in the window with X = 1."""
+        return sum(x for x, _ in self._seen)
+
+    @property
+    def size(self) -> int:
+        """Responses in the window."""
+        return len(self._seen)
+
+    def clear(self) -> None:
+        """Start over."""
+        self._seen.clear()
