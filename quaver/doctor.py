@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from engine.models import store
 from quaver.settings import Settings
@@ -73,7 +74,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
             "ok", "model", f"{settings.model}: {store.resolve(settings.model, settings.model_cache)}"
         )
     except store.ModelNotFound as error:
-        yield Finding("failed", "model", str(error), "quaver model pull")
+        yield Finding("failed", "model", str(error), "run `quaver model pull`")
 
 
 def _cpu(_settings: Settings) -> Iterator[Finding]:
@@ -152,15 +153,20 @@ def _extras(_settings: Settings) -> Iterator[Finding]:
         yield Finding("ok", "extras", ", ".join(_EXTRAS))
 
 
-def _reachable(subject: str, url: str, path: str, mend: str) -> Finding:
-    import httpx  # noqa: PLC0415 - only where there is something to ask
+def _neighbours(settings: Settings) -> Iterator[Finding]:
+    if settings.alertmanager_url is not None:
+        yield _reachable("alertmanager", settings.alertmanager_url, "QUAVER_ALERTMANAGER_URL")
+    if settings.otlp_endpoint is not None:
+        yield _reachable("otlp", settings.otlp_endpoint, "QUAVER_OTLP_ENDPOINT")
 
+
+def _reachable(subject: str, url: str, variable: str) -> Finding:
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        answer = httpx.get(url.rstrip("/") + path, timeout=0.5)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Finding("warning", subject, f"{url}: {error}", mend)
-    if answer.status_code >= 500:
-        return Finding("warning", subject, f"{url} answers {answer.status_code}", mend)
+        socket.create_connection((parts.hostname or "", port), timeout=0.5).close()
+    except OSError as error:
+        return Finding("warning", subject, f"{url}: {error}", f"start it, or correct {variable}")
     return Finding("ok", subject, f"{url} answers")
 
 
@@ -173,4 +179,5 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _port,
     _keys,
     _extras,
+    _neighbours,
 )

@@ -1,0 +1,76 @@
+"""The doctor: reads only, quick, names the mend, its exit status says whether to serve."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quaver.doctor import Finding, examine
+from quaver.settings import Settings
+
+
+def by_subject(settings: Settings) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in examine(settings)}
+
+
+def test_nothing_is_written_and_a_missing_model_is_mended(tmp_path: Path) -> None:
+    settings = Settings(state_dir=tmp_path / "state", model_cache=tmp_path / "models")
+    found = by_subject(settings)
+    assert found["model"].status == "failed"
+    assert "quaver model pull" in found["model"].mend
+    assert found["keys"].status == "ok"
+    assert not list(tmp_path.iterdir())
+
+
+def test_readable_keys_fail(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    key = tmp_path / "keys" / "operator.key"
+    key.write_text("qv-operator-0000000000000000")
+    key.chmod(0o644)
+    finding = by_subject(Settings(state_dir=tmp_path))["keys"]
+    assert finding.status == "failed"
+    assert finding.mend == f"chmod 600 {key}"
+    key.chmod(0o600)
+    assert by_subject(Settings(state_dir=tmp_path))["keys"].status == "ok"
+
+
+def test_a_port_in_use_and_an_absent_alertmanager_are_warnings(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        found = by_subject(
+            Settings(state_dir=tmp_path, port=port, alertmanager_url="http://127.0.0.1:9", otlp_endpoint=None)
+        )
+    assert found["port"].status == "warning"
+    assert found["alertmanager"].status == "warning"
+    assert found["alertmanager"].mend
+
+
+def test_a_damaged_model_fails(tmp_path: Path) -> None:
+    damaged = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    damaged.write_bytes(b"GGUF")
+    finding = by_subject(Settings(state_dir=tmp_path, model_cache=tmp_path))["model"]
+    assert finding.status == "failed"
+    assert "damaged" in finding.text
+
+
+@pytest.mark.model
+def test_command_is_quick_and_says_ok() -> None:
+    quickest = float("inf")
+    for _ in range(3):  # a busy machine may be slow once
+        began = time.monotonic()
+        shown = subprocess.run(
+            [sys.executable, "-m", "quaver", "doctor"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        quickest = min(quickest, time.monotonic() - began)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert shown.stdout.splitlines()[-1].endswith("0 failed")
+    assert quickest < 2
