@@ -1,0 +1,1 @@
+"""What the engine says of itself: metrics, spans, token records, business events."""

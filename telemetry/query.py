@@ -1,0 +1,137 @@
+"""DuckDB over the records: Parquet files and live segments together, read-only, local files only."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from telemetry import segments
+from telemetry.columns import finite
+from telemetry.record import TABLES
+
+MAX_ROWS = 1000
+T = TypeVar("T")
+
+
+def connect(folder: Path) -> duckdb.DuckDBPyConnection:
+    """Return a connection with the views `tokens`, `layers` and `requests`.
+
+    Works beside a running server and after a crash. The connection can read the records folder
+    and nothing else; its settings are locked.
+    """
+    folder = folder.expanduser()
+    connection = duckdb.connect(":memory:", config={"threads": 1, "memory_limit": "512MB"})
+    connection.execute("SET TimeZone = 'UTC'")
+    for name in TABLES:
+        _view(connection, folder, name)
+    connection.execute(f"SET allowed_directories = [{_quote(folder)}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def select(folder: Path, sql: str, parameters: list[Any] | None = None) -> list[dict[str, Any]]:
+    """Run one query and return its rows; times are unix seconds, NaN is None.
+
+    Raises duckdb.Error when the query is wrong.
+    """
+    return _retry(folder, lambda connection: _rows(connection, sql, parameters))
+
+
+def requests(
+    folder: Path, limit: int = 100, route: str | None = None, since: float | None = None
+) -> list[dict[str, Any]]:
+    """Request records, newest first: at most `limit`, of one route, ended after `since` (unix seconds)."""
+    sql = """SELECT * FROM requests
+        WHERE ($1 IS NULL OR route = $1) AND ($2 IS NULL OR ended > to_timestamp($2))
+        ORDER BY ended DESC LIMIT $3"""
+    return select(folder, sql, [route, since, max(1, min(limit, MAX_ROWS))])
+
+
+def request(folder: Path, request_id: str) -> dict[str, Any] | None:
+    """One request with its tokens (columns as lists) and layers; None when it is not recorded."""
+
+    def find(connection: duckdb.DuckDBPyConnection) -> dict[str, Any] | None:
+        key = [request_id]
+        head = _rows(connection, "SELECT * FROM requests WHERE request_id = $1", key)
+        if not head:
+            return None
+        tokens = _rows(connection, "SELECT * FROM tokens WHERE request_id = $1 ORDER BY choice, step", key)
+        detail = _rows(connection, "SELECT * FROM layers WHERE request_id = $1 ORDER BY choice, step", key)
+        columns = {name: [row[name] for row in tokens] for name in TABLES["tokens"].names[1:]}
+        return {"request": head[0], "tokens": columns, "layers": _layers(detail)}
+
+    return _retry(folder, find)
+
+
+def _retry(folder: Path, run: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    """Run on a fresh connection; once more when a file was retired in between."""
+    try:
+        with connect(folder) as connection:
+            return run(connection)
+    except duckdb.IOException:
+        with connect(folder) as connection:
+            return run(connection)
+
+
+def _rows(
+    connection: duckdb.DuckDBPyConnection, sql: str, parameters: list[Any] | None
+) -> list[dict[str, Any]]:
+    connection.execute(sql, parameters or [])
+    names = [column[0] for column in connection.description or []]
+    return [
+        {name: _plain(value) for name, value in zip(names, row, strict=True)} for row in connection.fetchall()
+    ]
+
+
+def _layers(detail: list[dict[str, Any]]) -> dict[str, Any]:
+    """Head columns come back as [layer][head]."""
+    rows = []
+    for row in detail:
+        heads = row["heads"]
+        shaped = {"choice": row["choice"], "step": row["step"], "layers": row["layers"]}
+        for name in TABLES["layers"].names[5:]:
+            flat = row[name]
+            square = name != "lens_entropy" and flat is not None
+            shaped[name] = [flat[at : at + heads] for at in range(0, len(flat), heads)] if square else flat
+        rows.append(shaped)
+    first = detail[0] if detail else {"layers": [], "heads": 0}
+    return {"layers": first["layers"], "heads": first["heads"], "rows": rows}
+
+
+def _view(connection: duckdb.DuckDBPyConnection, folder: Path, name: str) -> None:
+    """Live segments are read now; one that is rotated meanwhile is not read again as Parquet."""
+    schema = pa.schema([_readable(field) for field in TABLES[name]])
+    live = {
+        path.stem: table
+        for path in segments.live(folder, name)
+        if (table := segments.read_live(path)) is not None
+    }
+    tables = [table.select(schema.names).cast(schema) for table in live.values()]
+    connection.register(f"live_{name}", pa.concat_tables([schema.empty_table(), *tables]))
+    files = [path for path in segments.rotated(folder, name) if path.stem not in live]
+    listed = ", ".join(_quote(path) for path in files)
+    parquet = f"SELECT * FROM read_parquet([{listed}], union_by_name = true) UNION ALL BY NAME "  # noqa: S608 - our files
+    connection.execute(f"CREATE VIEW {name} AS {parquet if files else ''}SELECT * FROM live_{name}")  # noqa: S608
+
+
+def _readable(field: pa.Field) -> pa.Field:
+    """DuckDB reads float16 from Parquet but not from Arrow."""
+    if pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
+        return pa.field(field.name, pa.list_(pa.float32()))
+    return pa.field(field.name, field.type)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return value.timestamp()
+    return finite(value)
+
+
+def _quote(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
