@@ -1,0 +1,174 @@
+"""Live: is it well, since when not, and which request shows it."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from dashboards import charts, judge, markup
+from dashboards.api import ApiError
+from dashboards.charts import Line
+from dashboards.intervals import Interval, alert_intervals, fault_intervals
+from dashboards.palette import BLUE, GREY, ORANGE, ROSE, TEAL, VIOLET
+from dashboards.session import api, heading, tell
+from dashboards.settings import DashboardSettings
+from dashboards.shapes import Alerts, Chaos, Live, Request
+from dashboards.views import request as request_view
+
+SPANS = {"5 min": 300, "15 min": 900, "1 h": 3600}
+REFRESH_S = DashboardSettings().refresh_s
+
+ROWS: tuple[tuple[str, str, tuple[Line, ...], str, tuple[float, float] | None], ...] = (
+    (
+        "Mean confidence",
+        "probability of the emitted tokens",
+        (Line("mean_confidence", "confidence", BLUE),),
+        ".2f",
+        (0.0, 1.0),
+    ),
+    ("Response entropy", "nats", (Line("response_entropy", "entropy", VIOLET),), ".1f", None),
+    (
+        "Interruptions and L1 events",
+        "share of responses",
+        (Line("interruption_rate", "interrupted", ORANGE), Line("l1_rate", "L1 event", ROSE)),
+        ".0%",
+        None,
+    ),
+    ("First token, 95th percentile", "seconds", (Line("first_token_p95", "first token", TEAL),), ".2f", None),
+    (
+        "Requests in the engine",
+        "count",
+        (Line("running", "running", BLUE), Line("waiting", "waiting", ORANGE)),
+        ".0f",
+        None,
+    ),
+    ("Throughput", "tokens per second", (Line("tokens_per_s", "tokens/s", GREY),), ".0f", None),
+    ("KV cache used", "share of pages", (Line("kv_used", "used", TEAL),), ".0%", (0.0, 1.0)),
+)
+
+
+def page() -> None:
+    """Draw the page."""
+    head, choice = st.columns([3, 1], vertical_alignment="bottom")
+    head.title("Live")
+    span = choice.segmented_control(
+        "Time shown", list(SPANS), default="5 min", required=True, label_visibility="collapsed", key="span"
+    )
+    _signals(SPANS[span or "5 min"])
+    heading("Recent requests")
+    _recent()
+
+
+@st.fragment(run_every=REFRESH_S)
+def _signals(seconds: int) -> None:
+    try:
+        live, alerts, chaos = api().live(seconds), api().alerts(), api().chaos()
+    except ApiError as error:
+        tell(error)
+        return
+    _tiles(live, alerts)
+    if all(value is None for series in live.series.values() for value in series):
+        st.info(
+            "Nothing has been generated in this time. Send traffic with `quaver load`, "
+            "or see the whole path once with `quaver demo`.",
+            icon=":material/play_circle:",
+        )
+    if live.time:
+        _series(live, alerts, chaos)
+
+
+def _tiles(live: Live, alerts: Alerts) -> None:
+    groups = (("Quality", judge.QUALITY), ("Business", judge.BUSINESS), ("Engine", judge.ENGINE))
+    quality, business, engine = (markup.tile_row(n, judge.tiles(g, live, alerts)) for n, g in groups)
+    st.html(f'<div class="q-board"><div class="q-pair">{quality}{business}</div>{engine}</div>')
+
+
+def _series(live: Live, alerts: Alerts, chaos: Chaos) -> None:
+    intervals: list[Interval] = [*fault_intervals(chaos), *alert_intervals(alerts)]
+    low, high = live.time[0], live.time[-1]
+    shade = charts.bands(intervals, low, high)
+    heading("Faults and alerts")
+    st.altair_chart(charts.lanes(shade, low, high), key="lanes", alt=charts.told(shade))
+    with st.container(gap="xxsmall"):
+        _rows(live, shade)
+
+
+def _rows(live: Live, shade: pd.DataFrame) -> None:
+    for number, (title, unit, lines, form, domain) in enumerate(ROWS):
+        if not any(line.key in live.series for line in lines):
+            continue
+        st.html(f'<div class="q-chart"><b>{title}</b> {unit}</div>')
+        data = charts.frame(live, lines)
+        last = number == len(ROWS) - 1
+        picture = charts.time_series(data, lines, shade, form=form, domain=domain, axis=last)
+        st.altair_chart(picture, key=f"row-{number}", alt=f"{title} ({unit}) over time, {_spoken(data)}")
+
+
+def _spoken(data: pd.DataFrame) -> str:
+    known = data.dropna(subset=["value"])
+    if known.empty:
+        return "no traffic"
+    parts = [
+        f"{name} between {group['value'].min():.3g} and {group['value'].max():.3g}"
+        for name, group in known.groupby("series")
+    ]
+    return ", ".join(parts)
+
+
+@st.fragment(run_every=max(REFRESH_S * 2, 5.0))
+def _recent() -> None:
+    try:
+        requests = api().requests(limit=40)
+    except ApiError as error:
+        tell(error)
+        return
+    if not requests:
+        st.caption("None yet.")
+        return
+    shown = st.session_state.get("recent_ids", [])  # what the browser showed when a row was picked
+    st.session_state["recent_ids"] = [request.request_id for request in requests]
+    picked = st.dataframe(
+        table(requests),
+        hide_index=True,
+        height=320,
+        key="recent",
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config=COLUMNS,
+        alt="The most recent requests, the newest first",
+    )
+    st.caption("Select a row to look inside the request.")
+    rows = picked["selection"]["rows"]
+    if rows and rows[0] < len(shown):
+        target = st.Page(request_view.page, url_path="request")
+        st.switch_page(target, query_params={"id": shown[rows[0]]})
+
+
+COLUMNS = {
+    "started": st.column_config.DatetimeColumn("started", format="HH:mm:ss"),
+    "confidence": st.column_config.ProgressColumn("confidence", min_value=0.0, max_value=1.0, format="%.2f"),
+    "entropy": st.column_config.NumberColumn("entropy, nats", format="%.2f"),
+    "first token": st.column_config.NumberColumn("first token, s", format="%.2f"),
+    "duration": st.column_config.NumberColumn("duration, s", format="%.2f"),
+}
+
+
+def table(requests: list[Request]) -> pd.DataFrame:
+    """Return the requests as the table shows them; means over the whole response."""
+    rows = [
+        {
+            "started": pd.to_datetime(request.started, unit="s", utc=True),
+            "route": request.route,
+            "outcome": request.outcome or request.finish_reason,
+            "confidence": (request.aggregates or {}).get("mean_confidence"),
+            "entropy": (request.aggregates or {}).get("mean_entropy"),
+            "tokens": request.completion_tokens,
+            "first token": request.first_token_s,
+            "duration": request.duration_s,
+            "alerts": ", ".join(request.alerts or []),
+            "faults": ", ".join(request.faults or []),
+            "request": request.request_id,
+        }
+        for request in requests
+    ]
+    return pd.DataFrame(rows)
