@@ -16,6 +16,7 @@ import time
 #: The front could not start and would not on a second try: a port in use, no model.
 EXIT_CANNOT_START = 2
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_CLOSE_S = 5  # for connections to close once everything that ran has ended
 _STEADY_S = 60.0  # a front that ran this long counts as healthy: the backoff begins anew
 
 
@@ -61,16 +62,12 @@ def run_front(supervisor: int) -> int:
     """Run the front until it is told to stop or `supervisor` (a pid) is gone; return its exit status."""
     import uvicorn  # noqa: PLC0415 - the supervisor stays small
 
-    from quaver.app import StartError, build_app  # noqa: PLC0415
+    from quaver.service import Service, StartError  # noqa: PLC0415
     from quaver.settings import load_settings  # noqa: PLC0415
-
-    class Server(uvicorn.Server):
-        async def on_tick(self, counter: int) -> bool:
-            return await super().on_tick(counter) or os.getppid() != supervisor
 
     try:
         settings = load_settings()
-        app = build_app(settings)
+        service = Service(settings)
         listener = socket.create_server((settings.host, settings.port), backlog=512)
     except (StartError, ValueError) as error:
         print(f"quaver: {error}", file=sys.stderr)
@@ -78,14 +75,23 @@ def run_front(supervisor: int) -> int:
     except OSError as error:
         print(f"quaver: cannot start: {error}; `quaver doctor` tells what to do", file=sys.stderr)
         return EXIT_CANNOT_START
+
+    class Server(uvicorn.Server):
+        async def on_tick(self, counter: int) -> bool:
+            return await super().on_tick(counter) or os.getppid() != supervisor
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await service.drain()  # while connections still stand, so that every stream gets its end
+            await super().shutdown(sockets)
+
     server = Server(
         uvicorn.Config(
-            app,
+            service.app,
             log_level=settings.log_level,
             access_log=False,
             lifespan="on",
             server_header=False,
-            timeout_graceful_shutdown=settings.shutdown_grace_s,
+            timeout_graceful_shutdown=_CLOSE_S,
         )
     )
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from quaver.cli import alerts, chaos, demo, doctor, load, model, records, serve, version
+from quaver.cli import alerts, calibrate, chaos, demo, doctor, load, model, records, serve, version
 
 app = typer.Typer(
     name="quaver",
@@ -23,6 +23,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(chaos.app, name="chaos")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(records.app, name="records")
+app.command("calibrate")(calibrate.calibrate)
 app.command("demo")(demo.demo)
 app.command("load")(load.load)
 app.command("version")(version.version)

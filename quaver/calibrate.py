@@ -1,0 +1,79 @@
+"""Builds the baseline: healthy questions to a running server, which gathers and keeps what it saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from chaos.load.questions import supply
+from chaos.load.readers import Readers, closed_loop
+from chaos.load.reading import Patience
+
+#: Readers of healthy traffic stay to the end.
+_PATIENT = Patience(median_s=3600.0, reaction_s=3600.0)
+_PATH = "/quaver/alerts/calibration"
+
+
+class CalibrationError(Exception):
+    """The baseline was not built; the message says what to do."""
+
+
+async def calibrate(
+    url: str,
+    key: str,
+    *,
+    responses: int,
+    readers: int,
+    max_tokens: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> dict[str, Any]:
+    """Ask until the server has gathered `responses` healthy ones and return its summary of the baseline.
+
+    `key` is an operator's. The old baseline stays in force until the new one is whole. Raises
+    CalibrationError and httpx.TransportError.
+    """
+    async with httpx.AsyncClient(
+        base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=10.0, trust_env=False
+    ) as server:
+
+        async def act(action: str) -> dict[str, Any]:
+            answer = await server.post(_PATH, json={"action": action})
+            if not answer.is_success:
+                raise CalibrationError(answer.json()["error"]["message"])
+            state: dict[str, Any] = answer.json()
+            return state
+
+        if (await server.get("/quaver/chaos")).json()["faults"]:
+            raise CalibrationError("a fault is in force; end it first: `quaver chaos halt`")
+        await act("start")
+        try:
+            await _ask(url, key, responses, readers, max_tokens, seed, progress)
+            return await act("finish")
+        except BaseException:
+            await act("cancel")
+            raise
+
+
+async def _ask(  # noqa: PLR0917
+    url: str,
+    key: str,
+    responses: int,
+    readers: int,
+    max_tokens: int,
+    seed: int,
+    progress: Callable[[int], None],
+) -> None:
+    outcomes: Counter[str] = Counter()
+    async with Readers(url, key, patience=_PATIENT, seed=seed) as crowd:
+        questions = supply("calibration", max_tokens=max_tokens, seed=seed)
+        enough = lambda: outcomes["read"] >= responses  # noqa: E731
+        async for _, reading in closed_loop(crowd, questions, readers, enough):
+            outcomes[reading.outcome] += 1
+            progress(outcomes["read"])
+            failed = outcomes.total() - outcomes["read"]
+            if failed > max(10, outcomes["read"]):
+                raise CalibrationError(f"{failed} of {outcomes.total()} answers failed; see the server's log")

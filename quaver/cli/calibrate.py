@@ -1,0 +1,49 @@
+"""`quaver calibrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
+
+
+def calibrate(
+    responses: Annotated[int, typer.Option(help="Healthy responses to gather.", min=40)] = 200,
+    readers: Annotated[int, typer.Option(help="Questions asked at once.", min=1)] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 48,
+    seed: Annotated[int, typer.Option(help="Seed of the questions' order.")] = 0,
+    url: URL = DEFAULT_URL,
+    key_file: KeyFile = None,
+) -> None:
+    """Send healthy questions to a running server and build its baseline from what it then sees.
+
+    Other traffic that arrives meanwhile is taken for healthy too. Takes a few minutes on two cores.
+    """
+    import asyncio
+
+    import httpx
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from quaver.calibrate import calibrate as run
+
+    key = read_key("operator", key_file)
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("healthy responses", total=responses)
+            state = asyncio.run(
+                run(
+                    url,
+                    key,
+                    responses=responses,
+                    readers=readers,
+                    max_tokens=max_tokens,
+                    seed=seed,
+                    progress=lambda read: bar.update(task, completed=read),
+                )
+            )
+    except httpx.TransportError as error:
+        raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
+    typer.echo(f"baseline in force: {state['baseline']}")
