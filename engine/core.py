@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -22,8 +24,6 @@ from engine.messages import (
     Finish,
     FinishReason,
     Ready,
-    RequestMeta,
-    SamplingParams,
     StepOutput,
     Submit,
 )
@@ -122,11 +122,11 @@ class Engine:
         began = time.monotonic()
         chunks = self._plan()
         groups = [[chunk] for chunk in chunks] if self.settings.deterministic else [chunks]
-        rows: list[_Rows] = [self._compute(group) for group in groups if group]
-        emitted = [row for row in rows if row.sequences]
+        computed = [self._compute(group) for group in groups if group]
+        emitted = [rows for rows in computed if rows is not None]
         output = self._report(emitted)
-        for row in emitted:
-            for sequence in row.sequences:
+        for rows in emitted:
+            for sequence in rows.sequences:
                 self._end_if_over(sequence)
         finished, self._finished = self._finished, []
         self._steps += 1
@@ -201,8 +201,11 @@ class Engine:
             self.running.append(sequence)
         return chosen.chunks
 
-    def _compute(self, chunks: list[Chunk]) -> _Rows:
-        """Run one model call over `chunks` and append a token to each sequence that emits."""
+    def _compute(self, chunks: list[Chunk]) -> _Rows | None:
+        """Run one model call over `chunks` and append a token to each sequence that emits.
+
+        Returns None when none does.
+        """
         rows = [chunk.sequence for chunk in chunks if chunk.emits]
         detailed = [
             i
@@ -216,7 +219,7 @@ class Engine:
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
         if not rows:
-            return _Rows([], torch.empty(0), torch.empty(0), torch.empty(0), [], None, {})
+            return None
         adjusted, touched = self._adjust(rows, logits)
         params = [sequence.request.params for sequence in rows]
         tokens = sampler.sample(adjusted, params, [self._sources[s.key] for s in rows])
@@ -268,7 +271,8 @@ class Engine:
 
     def _adjust(self, rows: list[Sequence], logits: Tensor) -> tuple[Tensor, dict[int, list[str]]]:
         """Apply faults, then bias and penalties. `logits` itself is never written to."""
-        adjusted, touched = logits, {}
+        adjusted = logits
+        touched: dict[int, list[str]] = {}
         if self.hook is not None and self.hook.active:
             adjusted, touched = self.hook.logits(
                 [s.request.meta for s in rows],
@@ -292,7 +296,7 @@ class Engine:
         post = raw if adjusted is logits else self.model.ops.token_statistics(adjusted, tokens)
         return torch.cat((raw, post[:, [0, 4]]), dim=1)
 
-    def _report(self, computed: list[_Rows]) -> dict[str, object]:
+    def _report(self, computed: list[_Rows]) -> _Columns:
         """Gather the step's rows into the columns of StepOutput and update aggregates."""
         sequences = [s for rows in computed for s in rows.sequences]
         if not sequences:
@@ -300,7 +304,7 @@ class Engine:
         signals = torch.cat([rows.signals for rows in computed]).numpy().astype(np.float32)
         for sequence, row in zip(sequences, signals, strict=True):
             self._aggregates[sequence.key].add(row)
-        output: dict[str, object] = {
+        output: _Columns = {
             "request_ids": [s.key[0] for s in sequences],
             "choices": [s.key[1] for s in sequences],
             "steps": [s.emitted - 1 for s in sequences],
@@ -312,7 +316,7 @@ class Engine:
         }
         return output | _logprobs(computed) | self._detail(computed)
 
-    def _detail(self, computed: list[_Rows]) -> dict[str, object]:
+    def _detail(self, computed: list[_Rows]) -> _Columns:
         indices: list[int] = []
         lens, heads = [], []
         offset = 0
@@ -383,26 +387,36 @@ class Engine:
         )
 
 
+@dataclass(slots=True)
 class _Rows:
     """What one model call emitted; row i of every tensor belongs to `sequences[i]`."""
 
-    def __init__(
-        self,
-        sequences: list[Sequence],
-        logits: Tensor,
-        tokens: Tensor,
-        signals: Tensor,
-        detailed: list[int],
-        detail: LayerDetail | None,
-        touched: dict[int, list[str]],
-    ) -> None:
-        self.sequences = sequences
-        self.logits = logits
-        self.tokens = tokens
-        self.signals = signals
-        self.detailed = detailed
-        self.detail = detail
-        self.touched = touched
+    sequences: list[Sequence]
+    logits: Tensor  # fp32 [rows, vocab], raw
+    tokens: Tensor  # int64 [rows]
+    signals: Tensor  # fp32 [rows, len(TOKEN_SIGNALS)]
+    detailed: list[int]  # rows that have layer detail, in its order
+    detail: LayerDetail | None
+    touched: dict[int, list[str]] = field(default_factory=dict)  # row -> faults that acted on it
+
+
+class _Columns(TypedDict, total=False):
+    """The columns of a StepOutput that tell of tokens."""
+
+    request_ids: list[str]
+    choices: list[int]
+    steps: list[int]
+    token_ids: bytes
+    signals: bytes
+    logprob_rows: list[int]
+    logprob_ids: list[list[int]]
+    logprobs: list[list[float]]
+    layers: list[int]
+    heads_per_layer: int
+    detail_rows: list[int]
+    lens_entropy: bytes
+    heads: bytes
+    touched: dict[str, list[str]]
 
 
 def _table(sequences: list[Sequence], page_size: int) -> Tensor:
@@ -412,7 +426,7 @@ def _table(sequences: list[Sequence], page_size: int) -> Tensor:
     return torch.tensor([pages + [0] * (width - len(pages)) for pages in used], dtype=torch.int64)
 
 
-def _logprobs(computed: list[_Rows]) -> dict[str, object]:
+def _logprobs(computed: list[_Rows]) -> _Columns:
     """Alternatives of the rows that asked for them, from the raw distribution."""
     places: list[int] = []
     ids: list[list[int]] = []

@@ -79,13 +79,14 @@ def plan(
     With `whole_chunks`, chunks end at multiples of `step_tokens` or at the prompt's end whatever
     else runs (deterministic mode), so a step may exceed the budget by its decodes.
     """
-    decodes, prefills = [], []
+    decodes: list[Sequence] = []
+    prefills: list[Sequence] = []
     for sequence in running:
         pending = len(sequence.tokens) - sequence.computed
         (decodes if pending == 1 and sequence.emitted else prefills).append(sequence)
     chunks = [Chunk(s, s.computed, 1) for s in decodes]
 
-    admit = []
+    admit: list[Sequence] = []
     for sequence in waiting:
         pages = -(-sequence.longest // page_size)
         if len(running) + len(admit) == max_running or pages > free_pages:

@@ -63,7 +63,7 @@ def prefill_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor
 
     `q` [T, H, D], `table` [1, n]. Returns [T, H, D].
     """
-    count, heads, width = q.shape
+    count, heads, _ = q.shape
     groups = k_pages.shape[2]
     end = start + count
     k, v = gather(k_pages, table)[:, :, :end], gather(v_pages, table)[:, :, :end]

@@ -92,11 +92,11 @@ class Llama:
         detail = batch.detail
         lens, heads = [], []
         x = self.embedding[batch.tokens].float()
-        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
+        rotation = self.cos[batch.positions], self.sin[batch.positions]
         for index, layer in enumerate(self.layers):
             keys, values = pool.keys[index], pool.values[index]
-            q = self._attend(layer, x, cos, sin, batch, keys, values)
-            x = self._feed_forward(layer, x)
+            q = self._attend(layer, x, rotation, batch, (keys, values))
+            self._feed_forward(layer, x)
             if detail is not None and index in detail.layers:
                 heads.append(
                     self.ops.head_statistics(
@@ -111,20 +111,19 @@ class Llama:
         self,
         layer: _Layer,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        rotation: tuple[Tensor, Tensor],
         batch: Batch,
-        keys: Tensor,
-        values: Tensor,
+        pages: tuple[Tensor, Tensor],
     ) -> Tensor:
         """Add attention to the residual `x` in place; returns the rotated queries [T, H, D]."""
         config, ops = self.config, self.ops
+        keys, values = pages
         count = x.shape[0]
         normed = ops.rms_norm(x, layer.attention_norm, config.norm_eps).to(self.dtype)
         qkv = F.linear(normed, layer.qkv).view(count, -1, config.head_dim)
-        q, k, v = qkv.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
-        rotated = ops.rope(qkv[:, : config.heads + config.kv_heads], cos, sin)
-        q, k = rotated.split((config.heads, config.kv_heads), dim=1)
+        rotated: Tensor = ops.rope(qkv[:, : config.heads + config.kv_heads], *rotation)
+        q, k = rotated[:, : config.heads], rotated[:, config.heads :]
+        v = qkv[:, config.heads + config.kv_heads :]
         ops.write_kv(keys, values, batch.slots, k, v)
         decodes = len(batch.decode_lengths)
         parts = []
@@ -139,10 +138,10 @@ class Llama:
         x += F.linear(attended.reshape(count, -1), layer.output)
         return q
 
-    def _feed_forward(self, layer: _Layer, x: Tensor) -> Tensor:
+    def _feed_forward(self, layer: _Layer, x: Tensor) -> None:
+        """Add the feed-forward block to the residual `x` in place."""
         normed = self.ops.rms_norm(x, layer.feed_forward_norm, self.config.norm_eps).to(self.dtype)
         x += F.linear(self.ops.silu_mul(F.linear(normed, layer.gate_up)), layer.down)
-        return x
 
 
 class _Layer:
