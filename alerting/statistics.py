@@ -108,8 +108,7 @@ class ResponseTracker:
     def finish(self) -> None:
         """No more tokens follow: what there is stands for the first sentence."""
         if self._early:
-            self.end_sentence(len(self._early))
-            self.sentence_tokens = min(self.sentence_tokens or SENTENCE_TOKENS, len(self._early))
+            self.sentence_tokens = min(self.sentence_tokens or len(self._early), len(self._early))
             self._close_sentence()
 
     @property

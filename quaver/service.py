@@ -115,7 +115,7 @@ class Service:
         ready = self.client.ready
         return JSONResponse(
             {
-                "model": self.settings.model if ready is None else ready.model,
+                "model": self.api.model,
                 "ready": ready is not None,
                 "uptime_s": round(time.time() - self.started, 3),
                 "engine": {
@@ -144,8 +144,10 @@ class _Introductions:
     def on_engine(self, state: Literal["ready", "lost", "restarting", "stopped"]) -> None:
         ready = self._service.client.ready
         if state == "ready" and ready is not None:
-            self._service.telemetry.engine_ready(ready)
-            self._service.alerting.set_model(ready.model, ready.quantization)
+            # The name it is served under, not the one its author left in the file.
+            model = self._service.api.model
+            self._service.telemetry.engine_ready(msgspec.structs.replace(ready, model=model))
+            self._service.alerting.set_model(model, ready.quantization)
 
     def on_started(self, event: RequestStarted) -> None: ...
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 app = typer.Typer(help="Read the recorded requests, tokens and layers.", no_args_is_help=True)
+
+_TIMES = {"time", "started", "ended"}  # columns of unix seconds
 
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="The records' folder; default: QUAVER_RECORDS_DIR.")
@@ -19,7 +22,7 @@ Folder = Annotated[
 def query(
     sql: Annotated[
         str, typer.Argument(help="DuckDB SQL over the views `requests`, `tokens` and `layers`.")
-    ] = "SELECT request_id, route, ended, finish_reason, completion_tokens, outcome, faults, alerts "
+    ] = "SELECT ended, request_id, route, outcome, completion_tokens AS tokens, faults, alerts "
     "FROM requests ORDER BY ended DESC LIMIT 20",
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
@@ -61,11 +64,18 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
     table = Table(*rows[0], box=None, header_style="bold")
     for row in rows:
-        table.add_row(*("–" if value is None else _short(value) for value in row.values()))
-    Console().print(table)
+        table.add_row(*(_shown(name, value) for name, value in row.items()))
+    if not console.is_terminal:
+        console.width = 10_000  # for grep and friends: a row is a line
+    console.print(table)
 
 
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name in _TIMES and isinstance(value, float):
+        return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
