@@ -13,8 +13,8 @@ class ApiSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUAVER_", extra="ignore", frozen=True)
 
-    keys_dir: Path | None = Field(
-        None, description="folder of bearer keys; unset: `keys` in the state folder"
+    keys_dir: Path = Field(
+        Path("~/.local/state/quaver/keys"), description="folder of the bearer keys, files of mode 0600"
     )
     max_body_bytes: int = Field(2 << 20, ge=1024, description="largest request body; above it 413")
     body_timeout_s: float = Field(30.0, gt=0, description="longest time a request body may take to arrive")
