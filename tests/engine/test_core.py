@@ -1,0 +1,283 @@
+"""The engine on a small random model: what it emits, what it frees, what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine import kernels
+from engine.core import Engine, RequestError
+from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, RequestMeta, SamplingParams, StepOutput, Submit
+from engine.models.config import ModelConfig, weight_shapes
+from engine.models.llama import Llama
+from engine.settings import EngineSettings
+
+CONFIG = ModelConfig(
+    name="random",
+    architecture="llama",
+    vocab=61,
+    hidden=32,
+    layers=5,
+    heads=6,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=48,
+    norm_eps=1e-5,
+    rope_theta=10_000.0,
+    max_context=256,
+    tied_embeddings=False,
+    quantization="none",
+    bos_id=None,
+    eos_ids=(0,),
+    add_bos=False,
+)
+
+
+def random_model() -> Llama:
+    source = torch.Generator().manual_seed(7)
+    weights = {
+        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=source) * 0.3
+        for name, shape in weight_shapes(CONFIG).items()
+    }
+    return Llama(CONFIG, weights, torch.float32, kernels.load("reference"))
+
+
+MODEL = random_model()
+
+
+def engine(**changes: object) -> Engine:
+    values = {"kv_tokens": 1024, "page_size": 4, "max_running": 8, "signal_tokens": 1, "signal_layers": 2}
+    return Engine(MODEL, EngineSettings(**(values | changes)))
+
+
+def submit(request_id: str, prompt: list[int], choice: int = 0, **params: object) -> Submit:
+    values = {"max_tokens": 6, "ignore_eos": True} | params
+    return Submit(
+        meta=RequestMeta(request_id=request_id),
+        choice=choice,
+        token_ids=prompt,
+        params=SamplingParams(**values),
+    )
+
+
+class Collected:
+    """The columns of many steps, by (request, choice)."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.signals: dict[tuple[str, int], list[np.ndarray]] = {}
+        self.lens: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+        self.heads: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+        self.finished: dict[tuple[str, int], str] = {}
+
+    def add(self, output: StepOutput) -> None:
+        rows = len(output.request_ids)
+        signals = np.frombuffer(output.signals, np.float32).reshape(rows, len(TOKEN_SIGNALS))
+        tokens = np.frombuffer(output.token_ids, np.int32)
+        keys = list(zip(output.request_ids, output.choices, strict=True))
+        for key, step, token, row in zip(keys, output.steps, tokens, signals, strict=True):
+            assert step == len(self.tokens.setdefault(key, []))
+            self.tokens[key].append(int(token))
+            self.signals.setdefault(key, []).append(row)
+        count, layers = len(output.detail_rows), len(output.layers)
+        lens = np.frombuffer(output.lens_entropy, np.float16).reshape(count, layers)
+        shape = (count, len(HEAD_SIGNALS), layers, output.heads_per_layer)
+        heads = np.frombuffer(output.heads, np.float16).reshape(shape)
+        for place, row in enumerate(output.detail_rows):
+            self.lens.setdefault(keys[row], {})[output.steps[row]] = lens[place]
+            self.heads.setdefault(keys[row], {})[output.steps[row]] = heads[place]
+        for end in output.finished:
+            key = (end.request_id, end.choice)
+            assert key not in self.finished
+            self.finished[key] = end.reason
+
+
+def run(target: Engine, *requests: Submit) -> Collected:
+    for request in requests:
+        target.submit(request)
+    collected = Collected()
+    while target.has_work:
+        collected.add(target.step())
+        target.check()
+    assert target.pool.free == target.pool.pages
+    return collected
+
+
+PROMPTS = [[3, 4, 5], [9], list(range(1, 40)), [7, 7, 7, 7, 8], list(range(20, 52)), [1, 2]]
+
+
+def together(**changes: object) -> Collected:
+    return run(engine(**changes), *(submit(f"r{i}", p, max_tokens=5 + i) for i, p in enumerate(PROMPTS)))
+
+
+def test_every_choice_ends_once_with_its_length() -> None:
+    found = together()
+    assert {key[0]: len(tokens) for key, tokens in found.tokens.items()} == {
+        f"r{i}": 5 + i for i in range(len(PROMPTS))
+    }
+    assert set(found.finished.values()) == {"length"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"step_tokens": 3}, {"step_tokens": 17}, {"max_running": 1}, {"page_size": 16}, {"deterministic": True}],
+    ids=str,
+)
+def test_batch_and_chunking_do_not_change_tokens_or_signals(changes: dict[str, object]) -> None:
+    one, other = together(), together(**changes)
+    assert one.tokens == other.tokens
+    for key, rows in one.signals.items():
+        np.testing.assert_allclose(rows, other.signals[key], atol=2e-4)
+        for step, lens in one.lens[key].items():
+            np.testing.assert_allclose(lens, other.lens[key][step], atol=1e-2)
+            np.testing.assert_allclose(one.heads[key][step], other.heads[key][step], atol=1e-2)
+
+
+def test_deterministic_mode_is_bit_identical_whatever_runs_beside() -> None:
+    settings = {"deterministic": True, "step_tokens": 8}
+    crowd = together(**settings)
+    for i, prompt in enumerate(PROMPTS):
+        alone = run(engine(**settings), submit(f"r{i}", prompt, max_tokens=5 + i))
+        key = (f"r{i}", 0)
+        assert alone.tokens[key] == crowd.tokens[key]
+        assert np.array(alone.signals[key]).tobytes() == np.array(crowd.signals[key]).tobytes()
+
+
+def test_signals_off_and_full_leave_deterministic_answers_bit_identical() -> None:
+    off = together(deterministic=True, signal_layers=0)
+    full = together(deterministic=True, signal_layers=1, signal_tokens=1)
+    sparse = together(deterministic=True, signal_layers=4, signal_tokens=3)
+    assert off.tokens == full.tokens == sparse.tokens
+    assert not off.lens
+    for key, rows in off.signals.items():
+        assert np.array(rows).tobytes() == np.array(full.signals[key]).tobytes()
+        assert np.array(rows).tobytes() == np.array(sparse.signals[key]).tobytes()
+
+
+def test_last_lens_layer_is_the_output_entropy() -> None:
+    found = together()
+    column = TOKEN_SIGNALS.index("entropy")
+    for key, rows in found.signals.items():
+        for step, lens in found.lens[key].items():
+            assert lens[-1] == pytest.approx(rows[step][column], abs=5e-3)
+
+
+def test_seeded_sampling_repeats_and_differs_between_choices() -> None:
+    def draw(seed: int) -> Collected:
+        requests = [
+            submit("a", [5, 6], choice, temperature=1.0, seed=seed, max_tokens=20) for choice in (0, 1)
+        ]
+        return run(engine(), *requests)
+
+    first, again, other = draw(3), draw(3), draw(4)
+    assert first.tokens == again.tokens
+    assert first.tokens["a", 0] != first.tokens["a", 1]
+    assert first.tokens["a", 0] != other.tokens["a", 0]
+
+
+def test_stop_tokens_and_end_of_sequence() -> None:
+    greedy = run(engine(), submit("a", [5, 6], max_tokens=8)).tokens["a", 0]
+    stopped = run(engine(), submit("a", [5, 6], max_tokens=8, stop_token_ids=(greedy[2],)))
+    assert stopped.tokens["a", 0] == greedy[: greedy.index(greedy[2]) + 1]
+    assert stopped.finished["a", 0] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "code"),
+    [
+        ([], {}, "invalid_prompt"),
+        ([61], {}, "invalid_prompt"),
+        ([-1], {}, "invalid_prompt"),
+        ([1], {"max_tokens": 0}, "invalid_max_tokens"),
+        ([1] * 251, {"max_tokens": 6}, "context_length_exceeded"),
+        ([1], {"logit_bias": {61: 1.0}}, "invalid_logit_bias"),
+        ([1], {"top_logprobs": 21}, "invalid_top_logprobs"),
+    ],
+)
+def test_what_can_never_run_is_refused_by_code(
+    prompt: list[int], params: dict[str, object], code: str
+) -> None:
+    target = engine()
+    with pytest.raises(RequestError) as caught:
+        target.submit(submit("a", prompt, **params))
+    assert caught.value.code == code
+    assert not target.has_work
+    target.check()
+
+
+def test_a_prompt_that_fits_exactly_runs() -> None:
+    found = run(engine(), submit("a", [1] * 250, max_tokens=6))
+    assert len(found.tokens["a", 0]) == 6
+
+
+def test_a_duplicate_is_refused_and_harms_nobody() -> None:
+    target = engine()
+    target.submit(submit("a", [1]))
+    with pytest.raises(RequestError, match="already running"):
+        target.submit(submit("a", [2]))
+    assert run(target).finished == {("a", 0): "length"}
+
+
+def test_aggregates_are_those_of_the_tokens() -> None:
+    target = engine()
+    target.submit(submit("a", [5, 6], max_tokens=9))
+    collected, ends = Collected(), []
+    while target.has_work:
+        output = target.step()
+        collected.add(output)
+        ends += output.finished
+    rows = np.array(collected.signals["a", 0])
+    figures = ends[0].aggregates
+    for column, name in enumerate(TOKEN_SIGNALS):
+        assert figures[f"mean_{name}"] == pytest.approx(rows[:, column].mean(), abs=1e-5)
+    assert figures["tokens"] == 9
+    assert figures["min_confidence"] == pytest.approx(rows[:, TOKEN_SIGNALS.index("confidence")].min())
+    lookback = [heads[HEAD_SIGNALS.index("lookback")] for heads in collected.heads["a", 0].values()]
+    assert figures["mean_lookback"] == pytest.approx(np.nanmean(np.stack(lookback)), abs=1e-2)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Random submits, aborts and steps: nothing is lost, everything ends once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = engine(kv_tokens=256, max_running=3, step_tokens=7)
+        self.sent: set[tuple[str, int]] = set()
+        self.collected = Collected()
+        self.count = 0
+
+    @rule(prompt=st.lists(st.integers(0, 60), min_size=1, max_size=30), choices=st.integers(1, 3))
+    def arrive(self, prompt: list[int], choices: int) -> None:
+        self.count += 1
+        for choice in range(choices):
+            self.engine.submit(submit(f"q{self.count}", prompt, choice, max_tokens=4, ignore_eos=False))
+            self.sent.add((f"q{self.count}", choice))
+
+    @precondition(lambda self: self.count)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.engine.abort(f"q{data.draw(st.integers(1, self.count + 1))}")
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule()
+    def step(self) -> None:
+        self.collected.add(self.engine.step())
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.engine.check()
+
+    def teardown(self) -> None:
+        while self.engine.has_work:
+            self.collected.add(self.engine.step())
+        self.engine.check()
+        assert self.engine.pool.free == self.engine.pool.pages
+        assert self.collected.finished.keys() == self.sent
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = hypothesis_settings(max_examples=30, stateful_step_count=30, deadline=None)
