@@ -16,30 +16,30 @@ STRANGE_SHARE = 0.75  # of them, before the text counts as unreadable
 ECHO_WORDS = 4  # a phrase of this many words …
 ECHO_TIMES = 3  # … seen this often is a text that repeats itself
 
-_SHAPE = re.compile(r"[A-Za-z][a-z]*(?:['’-][A-Za-z]?[a-z]*)*|[A-Z]{2,5}|[$€£]?\d[\d.,:/-]*%?")  # noqa: RUF001
-_EDGES = ".,;:!?\"'()[]{}*_#`“”‘’…-–"  # noqa: RUF001
+_SHAPE = re.compile(r"[A-Za-z][a-z]*(?:['’-][A-Za-z]?[a-z]*)*|[A-Z]{2,5}|[$€£]?\d[\d.,:/-]*%?")
+_EDGES = ".,;:!?\"'()[]{}*_#`“”‘’…-–"
 _STEM = 5
 
-COMMON = frozenset(
-    """
-    a about above according across after again against ago all almost along already also although always am
-    among an and another any anyone anything are around as ask at away back be because become been before began
-    begin behind being below best better between big both but by call came can cannot city come could country
-    day days did different do does doing done down during each early either else end enough even ever every
-    everyone example fact far few find first five following for found four from full gave general get give given
-    go going good got great had half hand has have having he her here high him his home hour hours how however
-    hundred i if important in information into is it its itself just keep kind knew know known large last late
-    later least left less let life like list little live lives long look made main make makes making man many
-    may me mean means mentioned might million minutes month months more most much must my name named near need
-    never new next no none nor not nothing now number of off often old on once one only open or order other our
-    out over own part passage people per person place point possible provide provided question rather read
-    right said same say says second see seen set several she should show since six small so some something state
-    states still such take ten than that the their them then there these they thing things think this those
-    thousand three through time to today together told too took two under until up upon us use used using very
-    want was way we week well went were what when where whether which while who whole whom whose why will with
-    within without word work works world would year years yes yet you your
-    """.split()
-)
+_COMMON = """
+    a about above according across after again against ago all almost along already also although always
+    am among an and another any anyone anything are around as ask at away back be because become been
+    before began begin behind being below best better between big both but by call came can cannot city
+    come could country day days did different do does doing done down during each early either else end
+    enough even ever every everyone example fact far few find first five following for found four from
+    full gave general get give given go going good got great had half hand has have having he her here
+    high him his home hour hours how however hundred i if important in information into is it its itself
+    just keep kind knew know known large last late later least left less let life like list little live
+    lives long look made main make makes making man many may me mean means mentioned might million
+    minutes month months more most much must my name named near need never new next no none nor not
+    nothing now number of off often old on once one only open or order other our out over own part
+    passage people per person place point possible provide provided question rather read right said same
+    say says second see seen set several she should show since six small so some something state states
+    still such take ten than that the their them then there these they thing things think this those
+    thousand three through time to today together told too took two under until up upon us use used
+    using very want was way we week well went were what when where whether which while who whole whom
+    whose why will with within without word work works world would year years yes yet you your
+"""
+COMMON = frozenset(_COMMON.split())
 
 
 def words(text: str) -> list[str]:

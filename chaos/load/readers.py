@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,7 @@ class Readers:
         timeout_s: float = 60.0,
     ) -> None:
         self.patience = patience or Patience()
+        self.open: list[float] = []  # unix times at which the requests now running were sent
         self._rng = random.Random(seed)
         self._model = model
         self._http = httpx.AsyncClient(
@@ -89,11 +90,14 @@ class Readers:
         clock = time.perf_counter()
         reading = Reading(intended=started if intended is None else intended, started=started)
         screen = Screen(reading, question.text, self.patience, self._rng)
+        self.open.append(started)
         try:
             await self._stream(question, screen, clock)
         except (httpx.HTTPError, ValueError, KeyError) as error:
             reading.error = str(error) if isinstance(error, ValueError) else type(error).__name__
             reading.duration_s = time.perf_counter() - clock
+        finally:
+            self.open.remove(started)
         return reading
 
     async def _stream(self, question: Question, screen: Screen, clock: float) -> None:
@@ -161,7 +165,7 @@ async def open_loop(
     until: Callable[[], bool],
     *,
     seed: int = 0,
-) -> AsyncIterator[tuple[Question, Reading]]:
+) -> AsyncGenerator[tuple[Question, Reading], None]:
     """Send questions at Poisson times whatever the server does; yield readings as they end.
 
     `until` is asked before each arrival; once it is true nothing more is sent, and the readings
@@ -197,7 +201,7 @@ async def open_loop(
 
 async def closed_loop(
     readers: Readers, questions: Iterable[Question], streams: int, until: Callable[[], bool]
-) -> AsyncIterator[tuple[Question, Reading]]:
+) -> AsyncGenerator[tuple[Question, Reading], None]:
     """Keep `streams` readers busy until `until` is true; yield readings as they end.
 
     A refused reader comes back after what the server's `Retry-After` says.

@@ -33,13 +33,16 @@ def _event(**data: object) -> bytes:
 
 async def _answer(script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
-    length = next(int(h.split(b":")[1]) for h in head.split(b"\r\n") if h.lower().startswith(b"content-length"))
+    length = next(
+        int(h.split(b":")[1]) for h in head.split(b"\r\n") if h.lower().startswith(b"content-length")
+    )
     await reader.readexactly(length)
     if script.status != 200:
         body = b'{"error": {"message": "no", "type": "x", "param": null, "code": "breaker_open"}}'
         writer.write(
             f"HTTP/1.1 {script.status} No\r\nretry-after: 0.05\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            + body
         )
         return
     writer.write(

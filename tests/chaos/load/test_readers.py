@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import time
@@ -35,8 +36,8 @@ async def test_impatient_reader_closes_the_socket_in_mid_stream(script: Any) -> 
     assert reading.outcome == "left"
     assert reading.duration_s == pytest.approx(0.2, abs=0.15)
     deadline = time.monotonic() + 3
-    while not script.hung_up and time.monotonic() < deadline:
-        time.sleep(0.01)
+    while not script.hung_up and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
     assert script.hung_up == 1
 
 
@@ -48,7 +49,10 @@ async def test_patience_also_ends_before_the_first_token(script: Any) -> None:
 
 
 async def test_unreadable_text_shortens_patience(script: Any) -> None:
-    script.chunks = [f"{word} " for word in "zxq Ölfen grabTion parlour %% mitos quibbl xxvij onda velt".split()] * 20
+    script.chunks = [
+        f"{word} "
+        for word in ["zxq", "Ölfen", "grabTion", "parlour", "%%", "mitos", "quibbl", "xxvij", "onda", "velt"]
+    ] * 20
     async with crowd(script, median_s=30.0, reaction_s=0.05) as readers:
         reading = await readers.read(ASK)
     assert (reading.outcome, reading.left) == ("left", "unreadable")

@@ -25,7 +25,10 @@ def test_healthy_text_is_never_bad() -> None:
 
 
 def test_lists_and_numbers_read_well() -> None:
-    assert Judge(QUESTION).verdict("1. Ada Field\n2. Toulouse\n3. 1931\n4. the year 12,000 and $5.50 or 30% ") is None
+    assert (
+        Judge(QUESTION).verdict("1. Ada Field\n2. Toulouse\n3. 1931\n4. the year 12,000 and $5.50 or 30% ")
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,9 @@ def test_report_keeps_failed_and_cut_apart(tmp_path: Path) -> None:
     report = Report()
     report.add(Reading(intended=0, started=1, duration_s=2, outcome="read", first_token_s=0.5, tokens=4))
     report.add(Reading(intended=0, started=1, duration_s=9, outcome="failed", error="400 bad"))
-    report.add(Reading(intended=0, started=1, duration_s=5, outcome="left", left="unreadable", first_token_s=0.4))
+    report.add(
+        Reading(intended=0, started=1, duration_s=5, outcome="left", left="unreadable", first_token_s=0.4)
+    )
     report.save(tmp_path)
     summary: dict[str, Any] = json.loads((tmp_path / "readers.json").read_text())
     assert summary["outcomes"] == {"read": 1, "failed": 1, "left": 1}

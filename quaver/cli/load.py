@@ -1,0 +1,77 @@
+"""`quaver load`: readers with patience, by Locust, without its web page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
+
+
+def load(
+    url: URL = DEFAULT_URL,
+    key_file: KeyFile = None,
+    users: Annotated[int, typer.Option(help="Readers at once.", min=1)] = 8,
+    rate: Annotated[
+        float, typer.Option(help="Requests a second, scheduled ahead; 0: no schedule.", min=0)
+    ] = 0.0,
+    seconds: Annotated[float, typer.Option(help="How long.", min=1)] = 60.0,
+    out: Annotated[Path, typer.Option(help="Folder for readers.json, readers.csv and Locust's CSV.")] = Path(
+        "load"
+    ),
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 48,
+    patience: Annotated[float, typer.Option(help="Median seconds a reader stays.", min=0.1)] = 20.0,
+    seed: Annotated[int, typer.Option(help="Seed of questions, arrivals and patience.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the final table.")] = False,
+) -> None:
+    """Run Locust headless against a server and print first-token, inter-token and end-to-end times."""
+    from chaos.load.run import LoadError, run_headless
+
+    console = Console()
+    try:
+        report = run_headless(
+            url,
+            read_key("client", key_file),
+            users=users,
+            rate=rate,
+            seconds=seconds,
+            out_dir=out,
+            max_tokens=max_tokens,
+            patience_s=patience,
+            seed=seed,
+            quiet=quiet,
+        )
+    except (LoadError, ServerError) as error:
+        Console(stderr=True).print(f"[red]{error}[/red]")
+        raise typer.Exit(1) from None
+    console.print(table(report))
+    console.print(f"Written: {out / 'readers.json'}, {out / 'readers.csv'}")
+
+
+def table(report: dict[str, Any]) -> Table:
+    """Return the report as a table: one row per duration, outcomes in the caption."""
+    out = Table(title=f"{report['requests']} requests in {report['seconds']:.0f} s", title_justify="left")
+    out.add_column("seconds")
+    columns = ("count", "mean", "p50", "p95", "p99", "max")
+    for column in columns:
+        out.add_column(column, justify="right")
+    for name, what in {
+        "first_token_s": "first token",
+        "inter_token_s": "between tokens",
+        "end_to_end_s": "whole answer",
+        "start_delay_s": "start delay",
+        "cut_after_s": "left after",
+        "failed_after_s": "failed after",
+    }.items():
+        row = report[name]
+        values = (
+            "–" if row[c] is None else f"{row[c]:.3f}" if c != "count" else str(row[c]) for c in columns
+        )
+        out.add_row(what, *values)
+    counts = [*report["outcomes"].items(), *report["left_because"].items(), *report["errors"].items()]
+    out.caption = ", ".join(f"{name}: {count}" for name, count in counts) or "no requests"
+    return out

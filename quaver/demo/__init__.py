@@ -1,0 +1,1 @@
+"""The demo: a real model observed, broken on purpose and caught, with a scorecard at the end."""
