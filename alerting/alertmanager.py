@@ -89,22 +89,24 @@ class AlertmanagerClient:
         }
 
     async def _run(self) -> None:
+        """Deliver what is new at once, what failed after a growing pause, what fires every `resend_s`."""
+        repeat_at = time.monotonic() + self._resend_s
         while True:
-            pause = self._resend_s
             if self._failures:
-                pause = min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** (self._failures - 1))
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(_RETRY_MAX_S, _RETRY_MIN_S * 2 ** (self._failures - 1)))
             else:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
-            if not self._wake.is_set():
-                self._due = self._firing | self._due
+                    await asyncio.wait_for(self._wake.wait(), max(0.0, repeat_at - time.monotonic()))
             self._wake.clear()
+            if time.monotonic() >= repeat_at:
+                self._due = self._firing | self._due
+                repeat_at = time.monotonic() + self._resend_s
             await self._deliver()
 
     async def _deliver(self) -> None:
         batch, self._due = self._due, {}
         if not batch:
+            self._failures = 0
             return
         try:
             status = await self._post(list(batch.values()))
@@ -140,7 +142,7 @@ class AlertmanagerClient:
         self._count("sent" if accepted else "rejected", len(batch))
 
     def _postpone(self, batch: dict[str, Alert], problem: str) -> None:
-        self._failures += 1
+        self._failures = min(self._failures + 1, 16)
         self._problem = problem
         self._due = batch | self._due
         self._count("failed", len(batch))

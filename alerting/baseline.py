@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -92,6 +92,10 @@ class Stratum(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, Limits]  # by quantile preset
     raw: dict[str, Count]  # by raw preset
 
+    def l1(self) -> dict[str, Count]:
+        """Return how many healthy responses raised an L1, by preset."""
+        return {name: limits.counts["l1"] for name, limits in self.limits.items()} | self.raw
+
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """The file. `interruptions` counts responses broken off by their users, per route and pooled."""
@@ -131,6 +135,23 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
                 f"the baseline is of quantisation {self.quantization}, {quantization} runs; calibrate again"
             )
         return None
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the file is of and, per stratum, how many healthy responses raised an L1."""
+        return {
+            "created": self.created,
+            "model": self.model,
+            "quantization": self.quantization,
+            "strata": [
+                {
+                    "route": s.route,
+                    "band": s.band,
+                    "l1": {name: [c.events, c.trials] for name, c in s.l1().items()},
+                }
+                for s in self.strata
+            ],
+            "interruptions": {route: [c.events, c.trials] for route, c in self.interruptions.items()},
+        }
 
 
 def build(

@@ -17,6 +17,7 @@ from alerting.breaker import STATE_NUMBER, Breaker, Transition
 from alerting.collector import complete, raw_condition
 from alerting.judge import Judge, Verdict
 from alerting.metrics import AlertMetrics
+from alerting.pager import Pager
 from alerting.route import RouteEvidence
 from alerting.rules import AlertRule, RawPreset, Rules
 from alerting.statistics import ResponseTracker, temperature_band
@@ -31,13 +32,14 @@ _BLIND_AFTER = 20  # responses in a row that could not be judged
 class _Open:
     """A response that streams."""
 
-    __slots__ = ("l1", "raw_l1", "started", "tracker")
+    __slots__ = ("judged", "l1", "raw_l1", "started", "tracker")
 
     def __init__(self, started: ResponseStarted) -> None:
         self.started = started
         self.tracker = ResponseTracker()
         self.raw_l1: set[str] = set()
         self.l1: set[str] = set()  # presets whose L1 it raised
+        self.judged = False  # the first sentence was
 
 
 class Evaluator:
@@ -57,7 +59,7 @@ class Evaluator:
         """`on_l1(request_id, name)` hears which response raised an L1 of the paging preset."""
         self.preset = preset
         self._rules = rules
-        self._book = book
+        self._pager = Pager(rules, book, breaker)
         self._breaker = breaker
         self._metrics = metrics
         self._clock = clock
@@ -104,13 +106,12 @@ class Evaluator:
             entry = self._open.get(request_id)
             if entry is None or choice:
                 continue
-            had_sentence = bool(entry.tracker.sentence)
             entry.tracker.add(row)
             for name, preset in self._raw.items():
                 if raw_condition(entry.tracker, preset):
                     entry.raw_l1.add(name)
                     self._raise_l1(entry, name, batch.time, "run_and_entropy")
-            if entry.tracker.sentence and not had_sentence:
+            if entry.tracker.sentence and not entry.judged:
                 self._judge_sentence(entry, batch.time)
             if self.preset in entry.l1 and self.preset not in self._raw:
                 self._route(entry.started.route).keep_live(batch.time)
@@ -119,13 +120,13 @@ class Evaluator:
         """Layers raise no alert."""
 
     def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
-        """The first sentence is over: its statistics are final."""
+        """Mark the end of the first sentence; it is judged with the next token, or at the end.
+
+        The text of a response that is broken off ends its sentence too, but nothing follows.
+        """
         entry = self._open.get(request_id)
-        if entry is None or choice or entry.tracker.sentence:
-            return
-        entry.tracker.end_sentence(tokens)
-        if entry.tracker.sentence:
-            self._judge_sentence(entry, self._clock())
+        if entry is not None and choice == 0:
+            entry.tracker.end_sentence(tokens)
 
     def on_ended(self, event: ResponseEnded) -> None:
         """Judge the whole response and feed the detectors of its route."""
@@ -140,8 +141,8 @@ class Evaluator:
             evidence.add_response(
                 verdict,
                 event.time,
-                l1_frozen=self._firing(self._rules.alerts.l1_rate, route),
-                joint_frozen=self._firing(self._rules.alerts.joint_evidence, route),
+                l1_frozen=self._pager.fires("l1_rate", evidence.name),
+                joint_frozen=self._pager.fires("joint", evidence.name),
             )
         elif event.finish_reason in ("stop", "length"):
             evidence.unscored += 1
@@ -164,7 +165,7 @@ class Evaluator:
             event.kind == "interrupted",
             event.time,
             self._interruption_rate(event.route),
-            joint_frozen=self._firing(self._rules.alerts.joint_evidence, event.route),
+            joint_frozen=self._pager.fires("joint", evidence.name),
         )
         self._check(evidence, event.time)
 
@@ -173,7 +174,7 @@ class Evaluator:
         now = self._clock()
         self._breaker.tick()
         for evidence in self._routes.values():
-            self._end_quiet(evidence, now)
+            self._pager.check_quiet(evidence, now)
             self._export(evidence, now)
         self._metrics.heartbeat.set(now)
 
@@ -186,14 +187,24 @@ class Evaluator:
         now = self._clock()
         return {
             "preset": self.preset,
-            "baseline": None if self._baseline is None else self._baseline.created,
+            "baseline": self.baseline_summary(),
             "baseline_problem": self._mismatch,
             "blind": self.blind(),
             "routes": {
-                name: e.evidence() | {"l1_live": e.is_live(now), "log_evidence": self._logs(e)}
+                name: e.evidence() | {"l1_live": e.is_live(now), "log_evidence": e.logs()}
                 for name, e in self._routes.items()
             },
         }
+
+    def alert_rules(self) -> list[AlertRule]:
+        """Return the conditions watched here."""
+        return self._pager.rules
+
+    def baseline_summary(self) -> dict[str, Any] | None:
+        """Return what the baseline knows, and whether it holds for what runs."""
+        if self._baseline is None:
+            return None
+        return self._baseline.summary() | {"usable": self._mismatch is None}
 
     def _apply(self, model: str | None) -> None:
         if self._baseline is None:
@@ -204,6 +215,7 @@ class Evaluator:
             judge.use(None if self._mismatch else self._baseline)
 
     def _judge_sentence(self, entry: _Open, now: float) -> None:
+        entry.judged = True
         band = temperature_band(entry.started.temperature)
         for name, judge in self._judges.items():
             if name in self._raw:
@@ -213,8 +225,8 @@ class Evaluator:
                 self._raise_l1(entry, name, now, verdict.cause)
 
     def _judge_whole(self, entry: _Open, event: ResponseEnded) -> dict[str, Verdict]:
-        """A broken-off response is judged by its first sentence alone, and only if that was over."""
-        statistics = entry.tracker.sentence
+        """A broken-off response is judged by its first sentence alone, and only if more followed it."""
+        statistics = entry.tracker.sentence if entry.judged else {}
         if complete(event):
             entry.tracker.finish()
             statistics = entry.tracker.sentence | entry.tracker.whole()
@@ -260,57 +272,12 @@ class Evaluator:
                 self._on_l1(request_id, self._rules.alerts.l1_rate.name)
             self._check(evidence, now)
 
-    def _check(self, e: RouteEvidence, now: float) -> None:
-        """Raise what became true and end what is over on one route."""
-        rules, alerts = self._rules.rate, self._rules.alerts
-        if e.l1.value >= rules.threshold and self._raise(alerts.l1_rate, e, now):
-            e.l1_recovery.clear()
-        if e.mixture() >= rules.threshold and self._raise(alerts.joint_evidence, e, now):
-            e.l1_recovery.clear()
-            e.outcome_recovery.clear()
-        if e.users_leave(now, self._interruption_rate(e.name)) and self._raise(alerts.users_leaving, e, now):
-            e.outcome_recovery.clear()
-            self._breaker.trip(e.name, f"{e.live_interruptions} of {e.live_responses} responses broken off")
-        model_well = e.l1_recovery.full and e.l1_recovery.healthy(rules.recover_level)
-        users_well = e.outcome_recovery.healthy(rules.recover_level)
-        if model_well:
-            self._end(alerts.l1_rate, e, now, "the L1 rate is back within the healthy range")
-        if model_well and users_well:
-            self._end(alerts.joint_evidence, e, now, "all inputs are back within the healthy range")
-        if e.outcome_recovery.full and users_well and self._breaker.state(e.name) == "closed":
-            self._end(alerts.users_leaving, e, now, "interruptions are back within the healthy range")
-
-    def _raise(self, rule: AlertRule, e: RouteEvidence, now: float) -> bool:
-        return self._book.raise_alert(rule, e.name, now, e.evidence()) is not None
-
-    def _end(self, rule: AlertRule, e: RouteEvidence, now: float, reason: str) -> None:
-        if self._book.resolve(rule, e.name, now, reason) is None:
-            return
-        alerts = self._rules.alerts
-        restart = {
-            alerts.l1_rate.name: e.restart_l1,
-            alerts.joint_evidence.name: e.restart_joint,
-            alerts.users_leaving.name: e.restart_leaving,
-        }
-        restart[rule.name]()
-
-    def _end_quiet(self, e: RouteEvidence, now: float) -> None:
-        if now - e.last_response > self._rules.rate.quiet_s:
-            for rule in self._all_rules():
-                self._end(rule, e, now, "no responses on this route")
+    def _check(self, evidence: RouteEvidence, now: float) -> None:
+        self._pager.check(evidence, now, self._interruption_rate(evidence.name))
 
     def _on_transition(self, transition: Transition) -> None:
-        """A breaker that closed ends its L2, so that the same trouble can trip it again."""
         if transition.after == "closed" and transition.route in self._routes:
-            evidence = self._routes[transition.route]
-            self._end(self._rules.alerts.users_leaving, evidence, self._clock(), "the breaker closed")
-
-    def _firing(self, rule: AlertRule, route: str) -> bool:
-        return self._book.firing(rule, self._route(route).name)
-
-    def _all_rules(self) -> tuple[AlertRule, ...]:
-        alerts = self._rules.alerts
-        return alerts.l1_rate, alerts.joint_evidence, alerts.users_leaving
+            self._pager.breaker_closed(self._routes[transition.route], self._clock())
 
     def _interruption_rate(self, route: str) -> float:
         if self._baseline is None or self._mismatch:
@@ -331,19 +298,12 @@ class Evaluator:
             return f"the last {e.unscored} responses had no signals or no limits for their temperature"
         return None
 
-    @staticmethod
-    def _logs(e: RouteEvidence) -> dict[str, float]:
-        detectors = ("l1", "confidence", "entropy", "interruption", "leaving")
-        return {signal: round(getattr(e, signal).log, 3) for signal in detectors}
-
     def _export(self, e: RouteEvidence, now: float) -> None:
-        metrics, name = self._metrics, e.name
-        firing = {rule.name: self._book.firing(rule, name) for rule in self._all_rules()}
-        metrics.l1_live.labels(name).set(e.is_live(now))
-        for signal, value in self._logs(e).items():
-            metrics.edetector_log.labels(name, signal).set(value)
-        for rule in self._all_rules():
-            metrics.alert_active.labels(rule.name, rule.level, name).set(firing[rule.name])
-        metrics.l2_active.labels(name).set(any(firing[r.name] for r in self._all_rules() if r.level == "L2"))
-        metrics.blind.labels(name).set(self._blind(e) is not None)
-        metrics.breaker.labels(name).set(STATE_NUMBER[self._breaker.state(name)])
+        self._metrics.export(
+            e.name,
+            live=e.is_live(now),
+            logs=e.logs(),
+            alerts=[(rule.name, rule.level, self._pager.firing(rule, e.name)) for rule in self._pager.rules],
+            blind=self._blind(e) is not None,
+            breaker=STATE_NUMBER[self._breaker.state(e.name)],
+        )

@@ -50,3 +50,23 @@ class AlertMetrics:
         )
         for result in ("sent", "rejected", "failed", "inhibited", "dropped"):
             self.sent.labels(result)
+
+    def export(
+        self,
+        route: str,
+        *,
+        live: bool,
+        logs: dict[str, float],
+        alerts: list[tuple[str, str, bool]],
+        blind: bool,
+        breaker: int,
+    ) -> None:
+        """Set a route's gauges. `alerts` holds (name, level, firing)."""
+        self.l1_live.labels(route).set(live)
+        for signal, value in logs.items():
+            self.edetector_log.labels(route, signal).set(value)
+        for name, level, firing in alerts:
+            self.alert_active.labels(name, level, route).set(firing)
+        self.l2_active.labels(route).set(any(firing for _, level, firing in alerts if level == "L2"))
+        self.blind.labels(route).set(blind)
+        self.breaker.labels(route).set(breaker)

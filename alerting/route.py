@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 from alerting.baseline import Signal
 from alerting.interruptions import OutcomeWindow, TenantCap
@@ -11,8 +12,11 @@ from alerting.judge import Verdict
 from alerting.rules import QuantilePreset, RawPreset, Rules
 from alerting.sequential import EDetector, RecoveryWindow
 
+Condition = Literal["l1_rate", "joint", "leaving"]
+
 _EPISODE_GAP_S = 30.0  # without a live L1 for so long, interruptions start from nothing
 _RECENT = 50
+_CAP = 10.0  # of the threshold: evidence of long ago is forgotten within a few healthy responses
 
 
 class RouteEvidence:
@@ -22,19 +26,24 @@ class RouteEvidence:
         self.name = name
         self._rules = rules
         self._preset = preset
-        grid = rules.rate.grid
-        self.l1 = EDetector(grid)
-        self.confidence = EDetector(grid)
-        self.entropy = EDetector(grid)
-        self.interruption = EDetector(grid)
-        self.leaving = EDetector(grid)  # interruptions while an L1 is live
+        grid, cap = rules.rate.grid, _CAP * rules.rate.threshold
+        self.l1 = EDetector(grid, cap)
+        self.confidence = EDetector(grid, cap)
+        self.entropy = EDetector(grid, cap)
+        self.interruption = EDetector(grid, cap)
+        self.leaving = EDetector(grid, cap)  # interruptions while an L1 is live
         share = preset.l2.tenant_share
         self._cap = TenantCap(share)
         self._live_cap = TenantCap(share)
         window_s = preset.l2.window_s if isinstance(preset, RawPreset) else preset.l2.live_s
         self._window = OutcomeWindow(window_s, share)
-        self.l1_recovery = RecoveryWindow(rules.rate.recover_responses)
-        self.outcome_recovery = RecoveryWindow(max(5, rules.rate.recover_responses // 2))
+        size = rules.rate.recover_responses
+        self.recovery: dict[Condition, tuple[RecoveryWindow | None, RecoveryWindow | None]] = {
+            # responses since each alert began: the model's side, the users' side
+            "l1_rate": (RecoveryWindow(size), None),
+            "joint": (RecoveryWindow(size), RecoveryWindow(size // 2)),
+            "leaving": (None, RecoveryWindow(size // 2)),
+        }
         self.live_interruptions = 0
         self.live_responses = 0
         self.live_until = 0.0
@@ -69,7 +78,9 @@ class RouteEvidence:
         self.rate = verdict.rates.get("l1")
         if self.rate is None:
             return
-        self.l1_recovery.add(verdict.signals["l1"], self.rate)
+        for window, _ in self.recovery.values():
+            if window is not None:
+                window.add(verdict.signals["l1"], self.rate)
         if not l1_frozen:
             self.l1.update(verdict.signals["l1"], self.rate)
         if isinstance(self._preset, QuantilePreset) and not joint_frozen:
@@ -87,7 +98,9 @@ class RouteEvidence:
         self.last_response = max(self.last_response, time)
         self._window.add(time, tenant, interrupted)
         if self._cap.allows(tenant, interrupted, time):
-            self.outcome_recovery.add(interrupted, p0)
+            for _, window in self.recovery.values():
+                if window is not None:
+                    window.add(interrupted, p0)
             if self.rate is not None and not joint_frozen:
                 self.interruption.update(interrupted, p0)
         if self.is_live(time) and self._live_cap.allows(tenant, interrupted, time):
@@ -112,6 +125,17 @@ class RouteEvidence:
             and self.leaving.value >= self._rules.rate.threshold
         )
 
+    def began(self, condition: Condition) -> None:
+        """An alert began: its way back is judged by what comes now."""
+        for window in self.recovery[condition]:
+            if window is not None:
+                window.clear()
+
+    def recovered(self, condition: Condition) -> bool:
+        """Return whether enough responses since an alert began are within the healthy range."""
+        level = self._rules.rate.recover_level
+        return all(w.full and w.healthy(level) for w in self.recovery[condition] if w is not None)
+
     def mixture(self) -> float:
         """Return the weighted evidence of the three joint inputs; 0 for a raw preset."""
         if isinstance(self._preset, RawPreset):
@@ -123,19 +147,16 @@ class RouteEvidence:
             + weights.interruption * self.interruption.value
         )
 
-    def restart_l1(self) -> None:
-        """Start the L1 rate's clock anew."""
-        self.l1.reset()
-
-    def restart_joint(self) -> None:
-        """Start the mixture's clock anew."""
-        for detector in (self.confidence, self.entropy, self.interruption):
-            detector.reset()
-        self._cap.reset()
-
-    def restart_leaving(self) -> None:
-        """Start the clock of interruptions under a live L1 anew."""
-        self._forget_episode()
+    def restart(self, condition: Condition) -> None:
+        """An alert ended: its detectors start from nothing."""
+        if condition == "l1_rate":
+            self.l1.reset()
+        elif condition == "joint":
+            for detector in (self.confidence, self.entropy, self.interruption):
+                detector.reset()
+            self._cap.reset()
+        else:
+            self._forget_episode()
 
     def evidence(self) -> dict[str, Any]:
         """Return what speaks for an alert, for people to read."""
@@ -148,6 +169,17 @@ class RouteEvidence:
             "interruptions_live": self.live_interruptions,
             "responses_live": self.live_responses,
             "requests": list(self.recent_ids),
+        }
+
+    def logs(self) -> dict[str, float]:
+        """Return ln of the evidence by signal."""
+        return {
+            "l1": round(self.l1.log, 3),
+            "confidence": round(self.confidence.log, 3),
+            "entropy": round(self.entropy.log, 3),
+            "interruption": round(self.interruption.log, 3),
+            "leaving": round(self.leaving.log, 3),
+            "mixture": round(math.log(max(self.mixture(), 1.0)), 3),
         }
 
     def _forget_episode(self) -> None:

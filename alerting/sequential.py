@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from scipy.special import bdtrc, betaincinv
 
-_CAP = 1e12  # far above any threshold; capping only lowers the evidence
 _RATE_MIN, _RATE_MAX = 1e-4, 0.95
 
 
@@ -34,9 +33,13 @@ class EDetector:
     λ is set by the alternative rate θ it bets on: λ = (θ − p₀) / (p₀(1 − p₀)).
     """
 
-    def __init__(self, grid: Sequence[float]) -> None:
-        """`grid` holds alternatives as shares of the way from p₀ to 1."""
+    def __init__(self, grid: Sequence[float], cap: float = math.inf) -> None:
+        """`grid` holds alternatives as shares of the way from p₀ to 1.
+
+        Evidence stops at `cap`, so that it also falls soon; lowering it keeps the bound.
+        """
         self._grid = tuple(grid)
+        self._cap = cap
         self._evidence = [0.0] * len(self._grid)
 
     def update(self, x: bool, p0: float) -> float:
@@ -45,7 +48,7 @@ class EDetector:
         for i, share in enumerate(self._grid):
             theta = p0 + share * (1 - p0)
             factor = theta / p0 if x else (1 - theta) / (1 - p0)
-            self._evidence[i] = min((1 + self._evidence[i]) * factor, _CAP)
+            self._evidence[i] = min((1 + self._evidence[i]) * factor, self._cap)
         return self.value
 
     @property

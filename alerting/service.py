@@ -1,0 +1,261 @@
+"""Composes alerting: rules, baseline, evaluator, breaker, notifier, webhook, and their routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from alerting import baseline as baselines
+from alerting.alertmanager import AlertmanagerClient
+from alerting.alerts import Alert, AlertBook, rfc3339
+from alerting.baseline import Baseline, BaselineError
+from alerting.breaker import Breaker
+from alerting.collector import Collector
+from alerting.evaluator import Evaluator
+from alerting.metrics import AlertMetrics
+from alerting.notifier import Notifier
+from alerting.rules import load_rules
+from alerting.settings import AlertingSettings
+from alerting.sink import EmbeddedSink
+from alerting.store import NotificationStore
+from alerting.webhook import WebhookReceiver
+from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
+
+_LOG = logging.getLogger("quaver.alerting")
+
+
+class Alerting:
+    """Everything that watches, pages and sheds. `sink` goes to telemetry, `gate` to the API.
+
+    Raises RulesError for rules that cannot be used. A damaged or foreign baseline is no error:
+    the evaluator reports itself blind and says why.
+    """
+
+    def __init__(
+        self,
+        settings: AlertingSettings,
+        registry: CollectorRegistry,
+        state_dir: Path,
+        *,
+        on_l1: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """`on_l1(request_id, alert_name)` hears which response raised an L1."""
+        self.settings = settings
+        self.rules = load_rules(settings.rules_file)
+        state_dir = state_dir.expanduser()
+        self.baseline_path = (settings.baseline_file or state_dir / "baseline.json").expanduser()
+        self._store = NotificationStore(
+            state_dir / "alerts.jsonl", int(settings.alert_log_max_mb * 1024 * 1024)
+        )
+        self._receiver = WebhookReceiver(self._store)
+        self._metrics = AlertMetrics(registry)
+        self._notifier = self._make_notifier()
+        self._book = AlertBook(self._on_alert)
+        self.listeners: list[Callable[[Alert], None]] = []
+        self.gate = Breaker(self.rules.breaker, settings.breaker)
+        preset = settings.alert_preset or self.rules.default
+        self.rules.preset(preset)
+        self.evaluator = Evaluator(self.rules, preset, self._book, self.gate, self._metrics, on_l1=on_l1)
+        self._collector: Collector | None = None
+        self._baseline_problem: str | None = None
+        self._model: tuple[str | None, str | None] = (None, None)
+        self._task: asyncio.Task[None] | None = None
+        self.load_baseline()
+
+    @property
+    def sink(self) -> Alerting:
+        """The SignalSink to hand to telemetry."""
+        return self
+
+    def set_model(self, model: str, quantization: str) -> None:
+        """Tell which model runs, so that a baseline of another one is not trusted."""
+        self._model = (model, quantization)
+        self.load_baseline()
+
+    def load_baseline(self) -> None:
+        """Put the baseline file in force, if there is one."""
+        baseline, self._baseline_problem = None, None
+        if self.baseline_path.exists():
+            try:
+                baseline = baselines.load(self.baseline_path)
+            except BaselineError as error:
+                self._baseline_problem = str(error)
+                _LOG.warning("%s", error)
+        self.evaluator.use(baseline, *self._model)
+
+    def start_calibration(self) -> None:
+        """Gather healthy responses from now on, from nothing."""
+        self._collector = Collector(self.rules)
+
+    def finish_calibration(self) -> Baseline:
+        """Build, save and apply the baseline; raises BaselineError when too little was gathered."""
+        if self._collector is None:
+            raise BaselineError("no calibration is running; start one first")
+        model, quantization = self._model
+        baseline = self._collector.build(model=model, quantization=quantization or "unknown")
+        baselines.save(baseline, self.baseline_path)
+        self._collector = None
+        self.load_baseline()
+        return baseline
+
+    async def start(self) -> None:
+        """Begin to evaluate and to deliver."""
+        await self._notifier.start()
+        self._task = asyncio.create_task(self._run(), name="evaluator")
+
+    async def stop(self) -> None:
+        """End the evaluator, deliver what waits."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        await self._notifier.stop()
+
+    def routes(self) -> list[Route]:
+        """Return the HTTP routes; the server's middleware checks keys."""
+        return [
+            Route("/quaver/alerts", self._get_alerts, methods=["GET"]),
+            Route("/quaver/alerts/webhook", self._receiver.handle, methods=["POST"]),
+            Route("/quaver/alerts/calibration", self._get_calibration, methods=["GET"]),
+            Route("/quaver/alerts/calibration", self._post_calibration, methods=["POST"]),
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Return what `GET /quaver/alerts` answers."""
+        heard = self._receiver.watchdog_heard
+        return {
+            "active": [msgspec.to_builtins(alert) for alert in self._book.active.values()],
+            "history": [msgspec.to_builtins(alert) for alert in reversed(self._book.history)],
+            "events": list(reversed(self.evaluator.events)),
+            "webhook": self._store.recent(),
+            "rules": [rule.model_dump() for rule in self.evaluator.alert_rules()],
+            "breaker": self.gate.report(),
+            "transitions": [msgspec.to_builtins(t) for t in reversed(self.gate.transitions)],
+            "evaluator": self.evaluator.report()
+            | {
+                "baseline_file": str(self.baseline_path),
+                "baseline_error": self._baseline_problem,
+                "delivery": self._notifier.report(),
+                "watchdog_heard": None if heard is None else rfc3339(heard),
+            },
+        }
+
+    def on_started(self, event: ResponseStarted) -> None:
+        """Pass on to the evaluator, and to the collector while one gathers."""
+        self.evaluator.on_started(event)
+        if self._collector is not None:
+            self._collector.on_started(event)
+
+    def on_tokens(self, batch: TokenBatch) -> None:
+        """Pass on."""
+        self.evaluator.on_tokens(batch)
+        if self._collector is not None:
+            self._collector.on_tokens(batch)
+
+    def on_layers(self, batch: LayerBatch) -> None:
+        """Layers raise no alert."""
+
+    def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
+        """Pass on."""
+        self.evaluator.on_sentence(request_id, choice, tokens)
+        if self._collector is not None:
+            self._collector.on_sentence(request_id, choice, tokens)
+
+    def on_ended(self, event: ResponseEnded) -> None:
+        """Pass on."""
+        self.evaluator.on_ended(event)
+        if self._collector is not None:
+            self._collector.on_ended(event)
+
+    def on_business(self, event: BusinessEvent) -> None:
+        """Pass on."""
+        self.evaluator.on_business(event)
+        if self._collector is not None:
+            self._collector.on_business(event)
+
+    def _make_notifier(self) -> Notifier:
+        settings = self.settings
+        if settings.alertmanager_url is None:
+            return EmbeddedSink(self._receiver, self._metrics)
+        return AlertmanagerClient(
+            settings.alertmanager_url,
+            self._metrics,
+            generator_url=settings.public_url,
+            resend_s=settings.alert_resend_s,
+            timeout_s=settings.alert_timeout_s,
+        )
+
+    def _on_alert(self, alert: Alert) -> None:
+        _LOG.warning("%s %s on %s: %s", alert.level, alert.name, alert.route, alert.state)
+        self._notifier.notify(alert)
+        for listener in self.listeners:
+            listener(alert)
+
+    async def _run(self) -> None:
+        """Tick for ever; a pass that fails leaves the heartbeat stale, which Prometheus pages."""
+        while True:
+            try:
+                self.evaluator.tick()
+            except Exception:
+                _LOG.exception("the evaluator's pass failed")
+            await asyncio.sleep(self.settings.alert_tick_s)
+
+    async def _get_alerts(self, request: Request) -> JSONResponse:
+        return JSONResponse(self.state())
+
+    async def _get_calibration(self, request: Request) -> JSONResponse:
+        return JSONResponse(self._calibration())
+
+    async def _post_calibration(self, request: Request) -> JSONResponse:
+        """Body {"action": "start" | "finish" | "cancel"}; 409 when too little was gathered."""
+        try:
+            body = json.loads(await request.body())
+            action = body["action"]
+        except (ValueError, KeyError, TypeError):
+            action = None
+        if action == "start":
+            self.start_calibration()
+        elif action == "cancel":
+            self._collector = None
+        elif action == "finish":
+            try:
+                self.finish_calibration()
+            except BaselineError as error:
+                return _error(409, "calibration", str(error))
+            except OSError as error:
+                return _error(507, "not_saved", f"the baseline could not be written: {error.strerror}")
+        else:
+            return _error(400, "bad_action", 'send {"action": "start"}, "finish" or "cancel"')
+        return JSONResponse(self._calibration())
+
+    def _calibration(self) -> dict[str, Any]:
+        gathered: dict[str, int] = {}
+        if self._collector is not None:
+            for sample in self._collector.samples:
+                key = f"{sample.route}/{sample.band}"
+                gathered[key] = gathered.get(key, 0) + 1
+        return {
+            "running": self._collector is not None,
+            "responses": sum(gathered.values()),
+            "by_stratum": gathered,
+            "baseline": self.evaluator.baseline_summary(),
+        }
+
+
+def _error(status: int, code: str, message: str) -> JSONResponse:
+    return JSONResponse(
+        {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}},
+        status_code=status,
+    )
