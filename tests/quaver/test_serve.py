@@ -1,0 +1,226 @@
+"""`quaver serve` with the real model: answers, records, ends cleanly, and comes back after kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from telemetry.query import select
+
+pytestmark = pytest.mark.model
+
+T = TypeVar("T")
+
+
+def wait_for(what: Callable[[], T | None], seconds: float = 90.0) -> T:
+    end = time.monotonic() + seconds
+    while True:
+        found = what()
+        if found:
+            return found
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+class Server:
+    """One `quaver serve` on a free port, with its state in a folder."""
+
+    def __init__(self, state: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        self.state = state
+        self.log = state / "serve.log"
+        state.mkdir(parents=True, exist_ok=True)
+        env = {name: value for name, value in os.environ.items() if not name.startswith("QUAVER_")} | {
+            "QUAVER_PORT": str(port),
+            "QUAVER_STATE_DIR": str(state),
+            "QUAVER_CHAOS": "1",
+            "QUAVER_THREADS": "1",
+        }
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "quaver", "serve"], env=env, stdout=output, stderr=output
+            )
+        self.url = f"http://127.0.0.1:{port}"
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        wait_for(self._ready)
+
+    def _ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def call(self, method: str, path: str, body: Any = None, role: str = "operator") -> httpx.Response:
+        key = (self.state / "keys" / f"{role}.key").read_text().strip()
+        return httpx.request(
+            method, self.url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60
+        )
+
+    def chat(self, **more: Any) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+        answer = self.call("POST", "/v1/chat/completions", body | {"max_tokens": 12} | more, role="client")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    @property
+    def front(self) -> int:
+        return children(self.process.pid)[0]
+
+    @property
+    def model(self) -> int:
+        return int(self.call("GET", "/quaver/status").json()["engine"]["pid"])
+
+    def start_fault(self, kind: str, **params: Any) -> str:
+        body = {"kind": kind, "params": params, "ttl_s": 300}
+        answer = self.call("POST", "/quaver/chaos/faults", body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def journal(self) -> list[dict[str, Any]]:
+        return [
+            json.loads(line) for line in (self.state / "chaos" / "journal.jsonl").read_text().splitlines()
+        ]
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("serve"))
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def test_answers_and_describes_itself(server: Server) -> None:
+    answer = server.chat(signals=True)
+    choice = answer["choices"][0]
+    assert "Paris" in choice["message"]["content"]
+    assert len(choice["signals"]) == answer["usage"]["completion_tokens"]
+    status = server.call("GET", "/quaver/status", role="viewer").json()
+    assert status["ready"] and status["chaos"] == {"enabled": True, "faults": 0}
+    assert status["engine"]["description"]["layers"] == 30
+    assert "llm_inference_latency_seconds_bucket" in httpx.get(f"{server.url}/metrics").text
+    listed = server.call("GET", "/quaver/records/requests?limit=1", role="viewer").json()
+    assert listed[0]["request_id"] == answer["id"]
+    assert listed[0]["prompt"] is None and listed[0]["output"] is None
+
+
+def test_roles(server: Server) -> None:
+    assert httpx.get(f"{server.url}/quaver/status").status_code == 401
+    assert server.call("GET", "/quaver/chaos", role="client").status_code == 403
+    assert server.call("POST", "/quaver/chaos/halt", role="viewer").status_code == 403
+    assert server.call("POST", "/v1/chat/completions", {}, role="viewer").status_code == 403
+    assert server.call("POST", "/quaver/alerts/webhook", {}, role="operator").status_code == 403
+
+
+def test_killed_model_process_comes_back_without_faults(server: Server) -> None:
+    fault, killed = server.start_fault("noise", sigma=2), server.model
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: not server.call("GET", "/quaver/chaos").json()["faults"])
+    server.wait_ready()
+    assert server.model != killed
+    assert "Paris" in server.chat()["choices"][0]["message"]["content"]
+    ends = [entry for entry in server.journal() if entry["event"] == "end" and entry["fault_id"] == fault]
+    assert len(ends) == 1 and ends[0]["reason"] == "model process lost"
+
+
+def test_killed_front_comes_back_without_faults_or_orphans(server: Server) -> None:
+    answer = server.chat()
+    faults = {server.start_fault("noise", sigma=2), server.start_fault("authority")}
+    front, model = server.front, server.model
+    wait_for(
+        lambda: select(
+            server.state / "records", "SELECT 1 FROM requests WHERE request_id = ?", [answer["id"]]
+        )
+    )
+    os.kill(front, signal.SIGKILL)
+    wait_for(lambda: not alive(model), 15)
+    wait_for(lambda: server.front != front if children(server.process.pid) else None)
+    server.wait_ready()
+    assert not server.call("GET", "/quaver/chaos").json()["faults"]
+    lost = {e["fault_id"] for e in server.journal() if e["event"] == "end" and e["reason"] == "process lost"}
+    assert faults <= lost
+    assert "Paris" in server.chat()["choices"][0]["message"]["content"]
+    found = select(
+        server.state / "records", "SELECT outcome FROM requests WHERE request_id = ?", [answer["id"]]
+    )
+    assert found == [{"outcome": "completed"}]
+
+
+def test_shutdown_ends_streams_and_leaves_nothing(server: Server) -> None:
+    fault, front, model = server.start_fault("noise", sigma=1), server.front, server.model
+    key = (server.state / "keys" / "client.key").read_text().strip()
+    body = {"messages": [{"role": "user", "content": "Tell a story."}], "max_tokens": 24, "stream": True}
+    with httpx.stream(
+        "POST",
+        f"{server.url}/v1/chat/completions",
+        json=body,
+        headers={"authorization": f"Bearer {key}"},
+        timeout=60,
+    ) as stream:
+        lines = stream.iter_lines()
+        first = next(line for line in lines if line)
+        server.process.terminate()
+        rest = [line for line in lines if line]
+    assert first.startswith("data: ")
+    assert rest[-1] == "data: [DONE]"
+    assert server.process.wait(40) == 0, server.log.read_text()
+    assert not alive(front) and not alive(model)
+    assert [e["reason"] for e in server.journal() if e.get("fault_id") == fault and e["event"] == "end"] == [
+        "server stopped"
+    ]
+    request_id = json.loads(first.removeprefix("data: "))["id"]
+    found = select(
+        server.state / "records", "SELECT finish_reason FROM requests WHERE request_id = ?", [request_id]
+    )
+    assert found == [{"finish_reason": "length"}]
+
+
+def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
+    server = Server(tmp_path / "state")
+    front, model = server.front, server.model
+    server.process.kill()
+    server.process.wait(10)
+    wait_for(lambda: not alive(front) and not alive(model), 20)
+
+
+def test_cannot_start_says_why_and_is_not_tried_again(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "QUAVER_STATE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "quaver", "serve"]
+    began = time.monotonic()
+    failed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 2
+    assert "quaver model pull" in failed.stderr and "Traceback" not in failed.stderr
+    assert "restarting" not in failed.stderr and time.monotonic() - began < 30
