@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,3 +36,34 @@ def list_alerts(
     for route, breaker in sorted(state["breaker"].items()):
         if isinstance(breaker, dict):
             typer.echo(f"breaker {route}: {breaker['state']}")
+
+
+@app.command()
+def generate(
+    folder: Annotated[Path, typer.Argument(help="Where to write the four files.")],
+    engine: Annotated[str, typer.Option(help="HOST:PORT that Prometheus scrapes.")] = "127.0.0.1:8000",
+    alertmanager: Annotated[str, typer.Option(help="HOST:PORT of Alertmanager.")] = "127.0.0.1:9093",
+    webhook_url: Annotated[
+        str | None, typer.Option(help="Our receiver, as Alertmanager sees it; default: on --engine.")
+    ] = None,
+    webhook_key_file: Annotated[
+        Path | None,
+        typer.Option(help="The webhook's key, as Alertmanager sees it; default: in the keys folder."),
+    ] = None,
+) -> None:
+    """Write rules.yml, rules_test.yml, alertmanager.yml and prometheus.yml from the alert rules."""
+    from alerting.generate import write
+    from alerting.rules import load_rules
+    from quaver.settings import load_settings
+
+    settings = load_settings()
+    paths = write(
+        folder,
+        load_rules(settings.rules_file),
+        webhook_url=webhook_url or f"http://{engine}/quaver/alerts/webhook",
+        webhook_key_file=str(webhook_key_file or settings.keys_dir.expanduser() / "webhook.key"),
+        engine=engine,
+        alertmanager=alertmanager,
+    )
+    for path in paths:
+        typer.echo(path)
