@@ -106,7 +106,8 @@ class ModelProcess:
     def send(self, message: ToModel) -> None:
         """Queue a message. With no high-water mark the socket takes it at once, without a wait."""
         sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
-        if sent.done() and (error := sent.exception()) is not None:
+        error = sent.exception() if sent.done() else None
+        if error is not None and not isinstance(error, zmq.Again):  # Again: the process is gone
             log.error("a message to the model process was lost: %s", error)
 
     async def ended(self, timeout_s: float) -> bool:

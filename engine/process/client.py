@@ -34,6 +34,9 @@ _ANSWER_S = 10.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_S = 60.0  # a process that lived this long starts the backoff anew
 
+_MAX_COMPLAINTS = 100
+_complaints: set[tuple[str, str, str]] = set()
+
 log = logging.getLogger("quaver.engine")
 
 
@@ -286,9 +289,12 @@ class EngineClient:
 
 
 def notify(observers: Iterable[Observer], method: str, *arguments: Any) -> None:
-    """Call `method` of every observer; one that fails is logged and disturbs nobody."""
+    """Call `method` of every observer; one that fails disturbs nobody and is logged once per error."""
     for observer in observers:
         try:
             getattr(observer, method)(*arguments)
-        except Exception:
-            log.exception("observer %s failed in %s", type(observer).__name__, method)
+        except Exception as error:
+            complaint = (type(observer).__name__, method, repr(error))
+            if complaint not in _complaints and len(_complaints) < _MAX_COMPLAINTS:
+                _complaints.add(complaint)
+                log.exception("observer %s failed in %s", *complaint[:2])
