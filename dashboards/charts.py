@@ -16,6 +16,9 @@ Picture = alt.Chart | alt.LayerChart | alt.FacetChart
 LANES = {"fault": "Faults", "L1": "L1", "L2": "L2"}
 AXIS_PX = 46
 _BAND_SCALE = alt.Scale(domain=list(BANDS), range=list(BANDS.values()))
+_LEGEND = alt.Legend(
+    orient="top-right", title=None, direction="horizontal", offset=0, symbolSize=40, labelFontSize=11
+)
 _NO_PADDING = alt.Scale(nice=False, padding=0)
 
 
@@ -63,7 +66,7 @@ def time_series(
     *,
     form: str,
     domain: tuple[float, float] | None = None,
-    height: int = 118,
+    height: int = 112,
     axis: bool = False,
 ) -> Picture:
     """Return lines over time with faults and alerts as bands behind them.
@@ -76,7 +79,9 @@ def time_series(
     colour = alt.Color(
         "series:N",
         scale=alt.Scale(domain=[line.label for line in lines], range=[line.colour for line in lines]),
-        legend=alt.Legend(orient="top-right", title=None, direction="horizontal", offset=2)
+        legend=alt.Legend(
+            orient="top-right", title=None, direction="horizontal", offset=0, symbolSize=40, labelFontSize=11
+        )
         if len(lines) > 1
         else None,
     )
@@ -100,14 +105,16 @@ def lanes(shade: pd.DataFrame, low: float, high: float) -> Picture:
     frame_ = (
         alt.Chart(edges)
         .mark_point(opacity=0)
-        .encode(x=alt.X("time:T", title=None, scale=_NO_PADDING, axis=_time_axis(False)))
+        .encode(x=alt.X("time:T", title=None, scale=_NO_PADDING, axis=_time_axis(True)))
     )
     y = alt.Y(
         "lane:N",
         title=None,
         sort=list(LANES.values()),
         scale=alt.Scale(domain=list(LANES.values())),
-        axis=alt.Axis(minExtent=AXIS_PX, maxExtent=AXIS_PX, ticks=False, domain=False, grid=False),
+        axis=alt.Axis(
+            minExtent=AXIS_PX, maxExtent=AXIS_PX, ticks=False, domain=False, grid=False, labelOverlap=False
+        ),
     )
     base = alt.Chart(shade).encode(x=alt.X("start:T", scale=_NO_PADDING), y=y)
     tip = [
@@ -122,7 +129,7 @@ def lanes(shade: pd.DataFrame, low: float, high: float) -> Picture:
     text = base.mark_text(align="left", dx=5, fontSize=11, color="white", fontWeight=600).encode(
         text="label:N"
     )
-    return alt.layer(frame_, bar, text).properties(height=72)
+    return alt.layer(frame_, bar, text).properties(height=112)
 
 
 def told(shade: pd.DataFrame) -> str:

@@ -52,7 +52,7 @@ def fault_intervals(chaos: Chaos) -> list[Interval]:
     found = []
     for fault, entry in starts.items():
         end = None if fault in alive else ends.get(fault, entry.time + (entry.ttl_s or 0.0))
-        note = ", ".join(filter(None, (describe(entry.params), describe(entry.selector))))
+        note = ", ".join(filter(None, (describe(entry.params), reach(entry.selector))))
         found.append(Interval("fault", entry.kind or fault, entry.time, end, note))
     return found
 
@@ -79,7 +79,17 @@ def what_fired(faults: Sequence[Interval], alerts: Alerts) -> list[Fired]:
 
 def describe(values: Mapping[str, Any]) -> str:
     """Return `name value, name value` for what is set."""
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value not in (None, ""))
+    told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in values.items()}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in told.items() if value not in (None, "")
+    )
+
+
+def reach(selector: Mapping[str, Any]) -> str:
+    """Return in words which requests a selector chooses."""
+    share = float(selector.get("share", 1.0))
+    rest = describe({name: value for name, value in selector.items() if name != "share"})
+    return ", ".join(filter(None, ("all requests" if share >= 1 else f"{share:.0%} of requests", rest)))
 
 
 def clock(moment: float | None) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from dashboards.shapes import Alert, Alerts, Live
+from dashboards.shapes import Alerts, Live
 
 State = Literal["steady", "watch", "alarm", "none"]
 Series = Sequence[float | None]
@@ -99,10 +99,23 @@ ENGINE = (
 
 def tiles(gauges: Sequence[Gauge], live: Live, alerts: Alerts) -> list[Tile]:
     """Return one tile a gauge over the last `WINDOW_S` seconds of `live`."""
-    return [_tile(gauge, live.series.get(gauge.key, []), alerts.active) for gauge in gauges]
+    return [_tile(gauge, live.series.get(gauge.key, []), alerts) for gauge in gauges]
 
 
-def _tile(gauge: Gauge, series: Series, firing: Sequence[Alert]) -> Tile:
+def breaker(alerts: Alerts) -> Tile:
+    """Return the tile of the breaker that is furthest from closed."""
+    about = "Opens when model evidence and interruptions come together"
+    order = {"open": 2, "half_open": 1}
+    worst = max(alerts.breaker.items(), key=lambda item: order.get(item[1].state, 0), default=None)
+    if worst is None:
+        return Tile("Breaker", "closed", "", "steady", "never tripped", [], about)
+    route, now = worst
+    states: dict[str, State] = {"open": "alarm", "half_open": "watch"}
+    text = now.state.replace("_", "-")
+    return Tile("Breaker", text, "", states.get(now.state, "steady"), f"{route}, {now.mode}", [], about)
+
+
+def _tile(gauge: Gauge, series: Series, alerts: Alerts) -> Tile:
     recent = [value for value in series[-WINDOW_S:] if value is not None]
     trend = list(series[-120:])
     if not recent:
@@ -110,17 +123,17 @@ def _tile(gauge: Gauge, series: Series, firing: Sequence[Alert]) -> Tile:
     folds: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "sum": sum, "last": lambda v: v[-1]}
     value = folds[gauge.fold](recent)
     text, unit = gauge.show(value)
-    state, word = _by_alerts(firing) if gauge.by_alerts else _by_limits(gauge, value)
+    state, word = _by_alerts(alerts) if gauge.by_alerts else _by_limits(gauge, value)
     return Tile(gauge.label, text, unit, state, word, trend, gauge.help)
 
 
-def _by_alerts(firing: Sequence[Alert]) -> tuple[State, str]:
-    levels = {alert.level for alert in firing}
+def _by_alerts(alerts: Alerts) -> tuple[State, str]:
+    levels = {alert.level for alert in alerts.active}
     if "L2" in levels:
         return "alarm", "L2 firing"
     if "L1" in levels:
         return "watch", "L1 rate firing"
-    return "steady", "no alert"
+    return ("none", "no baseline") if alerts.blind else ("steady", "no alert")
 
 
 def _by_limits(gauge: Gauge, value: float) -> tuple[State, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,33 +19,39 @@ ENTROPY_DOMAIN = (0.0, 10.8)  # nats; ln of SmolLM2's vocabulary
 WINDOW = 40
 
 
-def window(count: int, chosen: int, size: int = WINDOW) -> tuple[int, int]:
-    """Return the half-open range of at most `size` tokens around `chosen`."""
-    first = min(max(chosen - size // 2, 0), max(count - size, 0))
-    return first, min(first + size, count)
+def sampled(detail: Detail) -> list[int]:
+    """Return the positions of the tokens whose layers were sampled."""
+    there = {row.step for row in detail.layers.rows}
+    return [index for index, step in enumerate(detail.tokens.get("step", [])) if step in there]
+
+
+def nearest(positions: Sequence[int], chosen: int) -> int | None:
+    """Return the sampled position closest to `chosen`; None when nothing was sampled."""
+    return min(positions, key=lambda position: abs(position - chosen), default=None)
 
 
 def entropy_flow(detail: Detail, chosen: int) -> pd.DataFrame:
-    """Return one row a sampled token × layer near `chosen`: step, token, layer, entropy (nats)."""
-    texts = detail.tokens.get("text") or []
-    steps = detail.tokens.get("step") or [row.step for row in detail.layers.rows]
-    first, last = window(len(steps), chosen)
+    """Return token, text, layer and entropy (nats) of at most `WINDOW` sampled tokens around `chosen`."""
+    texts, steps = detail.tokens.get("text") or [], detail.tokens.get("step", [])
+    kept = sorted(sorted(sampled(detail), key=lambda position: abs(position - chosen))[:WINDOW])
+    place = {steps[position]: position for position in kept}
     rows = []
     for row in detail.layers.rows:
-        if row.choice != 0 or row.lens_entropy is None or not first <= row.step < last:
+        token = place.get(row.step)
+        if token is None or row.lens_entropy is None:
             continue
         for layer, value in zip(detail.layers.layers, row.lens_entropy, strict=False):
-            rows.append((row.step, token_label(texts, row.step), layer, value))
-    return pd.DataFrame(rows, columns=["step", "token", "layer", "entropy"])
+            rows.append((token, token_label(texts, token), layer, value))
+    return pd.DataFrame(rows, columns=["token", "text", "layer", "entropy"])
 
 
 def entropy_chart(data: pd.DataFrame, chosen: int, mode: Mode) -> Picture:
     """Return the entropy-flow map: tokens to the right, the last layer on top, a fixed colour domain."""
-    labels = dict(zip(data["step"].tolist(), data["token"].tolist(), strict=True))
-    expr = " : ".join(f"datum.value == {step} ? {_quoted(label)}" for step, label in labels.items()) + " : ''"
-    x = alt.X(
-        "step:O", title=None, axis=alt.Axis(labelAngle=-60, labelExpr=expr, labelLimit=90, labelOverlap=False)
-    )
+    labels = data.drop_duplicates("token").sort_values("token")
+    place = labels["token"].astype(str).tolist()
+    words = json.dumps(dict(zip(place, labels["text"].tolist(), strict=True)))
+    axis = alt.Axis(labelAngle=-60, labelExpr=f"{words}[datum.value]", labelLimit=90, labelOverlap=False)
+    x = alt.X("token:O", title=None, axis=axis)
     y = alt.Y("layer:O", title="layer", sort="descending")
     colour = alt.Color(
         "entropy:Q",
@@ -53,15 +60,15 @@ def entropy_chart(data: pd.DataFrame, chosen: int, mode: Mode) -> Picture:
         legend=_legend(data, ".2f"),
     )
     tip = [
-        alt.Tooltip("step:O", title="token"),
-        alt.Tooltip("token:N", title="text"),
+        "token:O",
+        "text:N",
         "layer:O",
         alt.Tooltip("entropy:Q", format=".2f", title="entropy (nats)"),
     ]
-    pick = alt.selection_point(name="pick", fields=["step"], on="click")
+    pick = alt.selection_point(name="pick", fields=["token"], on="click")
     cells = alt.Chart(data).mark_rect().encode(x=x, y=y, color=colour, tooltip=tip).add_params(pick)
     frame = (
-        alt.Chart(data[data["step"] == chosen])
+        alt.Chart(data[data["token"] == chosen])
         .mark_rect(fill=None, stroke="#D64545", strokeWidth=1.5)
         .encode(x=x, y=y)
     )
@@ -80,7 +87,7 @@ def _legend(data: pd.DataFrame, form: str) -> alt.Legend:
 
 def head_values(layers: Layers, column: str, step: int | None) -> pd.DataFrame:
     """Return layer, head, value of a head column: at `step`, or the mean over sampled tokens (None)."""
-    rows = [row for row in layers.rows if row.choice == 0 and (step is None or row.step == step)]
+    rows = [row for row in layers.rows if step in (None, row.step)]
     grids = [np.array(row.heads(column, layers.heads), dtype="float64") for row in rows]
     grids = [grid for grid in grids if grid.ndim == 2 and grid.size]
     if not grids:
@@ -180,23 +187,19 @@ def span_chart(data: pd.DataFrame) -> Picture:
     text = base.mark_text(align="left", dx=5, fontSize=11, color="#7C8896").encode(
         x="end:Q", text=alt.Text("length:Q", format=",.1f")
     )
-    return alt.layer(bar, text).properties(height=max(70, 30 * data["name"].nunique()))
+    return alt.layer(bar, text).properties(height=60 + 32 * int(data["name"].nunique()))
 
 
-def token_label(texts: Sequence[Any], step: int) -> str:
+def token_label(texts: Sequence[Any], token: int) -> str:
     """Return a token's visible text, or its index where no text was captured."""
-    text = texts[step] if step < len(texts) else None
-    return str(step) if text is None else visible(text)
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\u2028", "")
-    return f"'{escaped}'"
+    text = texts[token] if token < len(texts) else None
+    return str(token) if text is None else visible(text)
 
 
 def least_confident(tokens: dict[str, list[Any]], count: int = 8) -> pd.DataFrame:
     """Return the tokens of lowest confidence: token, text, p, rank, entropy; absent stays absent."""
-    frame = pd.DataFrame({name: tokens.get(name) for name in ("step", "confidence", "rank", "entropy")})
+    frame = pd.DataFrame({name: tokens.get(name) for name in ("confidence", "rank", "entropy")})
     texts = tokens.get("text") or []
+    frame.insert(0, "token", range(len(frame)))
     frame.insert(1, "text", [token_label(texts, index) for index in range(len(frame))])
     return frame.dropna(subset=["confidence"]).nsmallest(count, "confidence").reset_index(drop=True)

@@ -69,6 +69,13 @@ def banner(state: str, title: str, text: str) -> str:
     )
 
 
+def note(text: str) -> str:
+    """Return a line of small text in which `code` between backticks is set as code."""
+    parts = [escape(part) for part in text.split("`")]
+    cells = "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))
+    return f'<div class="q-note">{cells}</div>'
+
+
 def plain(text: str) -> str:
     """Return text that Streamlit's Markdown shows as it is."""
     return "".join("\\" + c if c in MARKDOWN else c for c in text)

@@ -53,18 +53,43 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}
 
 
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert as the webhook receiver got it."""
+
+    received: Instant | None = None
+    source: str = ""
+    status: str = ""
+    labels: dict[str, str] = {}
+    starts_at: Instant | None = msgspec.field(name="startsAt", default=None)
+
+
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
+    """The breaker of one route: closed, open or half_open; `mode` is observe or enforce."""
+
     state: str = "closed"
+    mode: str = "observe"
     since: Instant | None = None
 
 
 class Alerts(msgspec.Struct, frozen=True, kw_only=True):
     active: list[Alert] = []
     history: list[Alert] = []
-    webhook: list[dict[str, Any]] = []
-    rules: list[dict[str, Any]] = []
+    webhook: list[Notice] = []
     breaker: dict[str, Breaker] = {}
     evaluator: dict[str, Any] = {}
+
+    @property
+    def blind(self) -> str | None:
+        """Why nothing can fire, with its mend; None when the evaluator sees."""
+        return self.evaluator.get("baseline_problem")
+
+    def heard(self, alert: Alert) -> Notice | None:
+        """Return the first notification of an alert that reached the webhook."""
+        for notice in reversed(self.webhook):
+            same = notice.labels.get("alertname") == alert.name and notice.labels.get("route") == alert.route
+            if same and notice.starts_at == alert.starts_at:
+                return notice
+        return None
 
     def all(self) -> list[Alert]:
         """Return active and past alerts, each once, the newest first."""
@@ -145,10 +170,24 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with its tokens (columns of `telemetry.record.TOKENS`), layers and spans."""
+
     request: Request
     tokens: dict[str, list[Any]] = {}
     layers: Layers = Layers()
     spans: list[Span] = []
+
+    def choices(self) -> list[int]:
+        """Return the numbers of the choices that emitted tokens, in order."""
+        return sorted(set(self.tokens.get("choice", [])))
+
+    def only(self, choice: int) -> Detail:
+        """Return the same request with the tokens and layers of one choice."""
+        keep = [index for index, number in enumerate(self.tokens.get("choice", [])) if number == choice]
+        tokens = {name: [column[index] for index in keep] for name, column in self.tokens.items() if column}
+        rows = [row for row in self.layers.rows if row.choice == choice]
+        layers = msgspec.structs.replace(self.layers, rows=rows)
+        return msgspec.structs.replace(self, tokens=tokens, layers=layers)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,15 @@ import streamlit as st
 
 from dashboards import charts, markup
 from dashboards.api import ApiError
-from dashboards.intervals import AFTERMATH_S, alert_intervals, clock, describe, fault_intervals, what_fired
+from dashboards.intervals import (
+    AFTERMATH_S,
+    alert_intervals,
+    clock,
+    describe,
+    fault_intervals,
+    reach,
+    what_fired,
+)
 from dashboards.session import api, heading, tell
 from dashboards.settings import DashboardSettings
 from dashboards.shapes import Alerts, Chaos, Lease
@@ -115,7 +123,7 @@ def _lease(lease: Lease, key: str | None, said: Any) -> None:
                 [
                     (lease.kind, lease.id),
                     ("Parameters", describe(lease.params) or "none"),
-                    ("Acts on", describe(lease.selector) or "every request"),
+                    ("Acts on", reach(lease.selector)),
                     ("Requests touched", lease.touched),
                     ("Started", clock(lease.started)),
                 ]
@@ -187,7 +195,7 @@ def journal_table(chaos: Chaos) -> pd.DataFrame:
             "time": clock(entry.time),
             "event": entry.event,
             "fault": entry.kind,
-            "what": ", ".join(filter(None, (describe(entry.params), describe(entry.selector)))),
+            "what": f"{describe(entry.params)}; {reach(entry.selector)}" if entry.event == "start" else "",
             "for, s": entry.ttl_s,
             "touched": entry.touched,
             "reason": entry.reason,

@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboards import markup
 from dashboards.api import ApiError
-from dashboards.intervals import describe
+from dashboards.intervals import describe, reach
 from dashboards.session import api, tell
 from dashboards.shapes import Alerts, Chaos, Kind, Param
 
@@ -40,11 +40,11 @@ def _fault(chaos: Chaos, kind: Kind) -> dict[str, Any]:
         "Harmless control instead", key=f"{kind.kind}-control", help=describe(kind.control)
     )
     columns = st.columns(2)
-    params = {}
-    for number, param in enumerate(kind.parameters()):
-        if control and param.name in kind.control:
+    params: dict[str, Any] = {}
+    for param in kind.parameters():
+        if param.name in kind.control and (control or param.type == "boolean"):
             continue
-        with columns[number % 2]:
+        with columns[len(params) % 2]:
             params[param.name] = _widget(kind.kind, param)
     whom = st.columns(3)
     share_max = float(chaos.caps.get("share", 1.0))
@@ -90,11 +90,11 @@ def _widget(kind: str, param: Param) -> Any:
 
 
 def _preview(kind: Kind, fault: dict[str, Any], key: str) -> None:
-    reach = None
+    told = None
     if key:
         try:
             seen = api().preview(key, fault["selector"])
-            reach = f"about {seen.expected:.0f} of the last {seen.recent} requests"
+            told = f"about {seen.expected:.0f} of the last {seen.recent} requests"
         except ApiError as error:
             tell(error)
     st.html(
@@ -103,8 +103,8 @@ def _preview(kind: Kind, fault: dict[str, Any], key: str) -> None:
             [
                 ("Fault", fault["kind"]),
                 ("Parameters", describe(fault["params"]) or "none"),
-                ("Acts on", describe(fault["selector"])),
-                ("Would have touched", reach or "type the operator key to see"),
+                ("Acts on", reach(fault["selector"])),
+                ("Would have touched", told or "type the operator key to see"),
                 ("Ends by itself after", None if fault["ttl_s"] is None else f"{fault['ttl_s']:.0f} s"),
                 ("Should move", ", ".join(kind.moves) or None),
             ]
@@ -137,7 +137,7 @@ def _confirm(fault: dict[str, Any], key: str) -> None:
             [
                 ("Fault", fault["kind"]),
                 ("Parameters", describe(fault["params"]) or "none"),
-                ("Acts on", describe(fault["selector"])),
+                ("Acts on", reach(fault["selector"])),
                 ("Ends after", f"{fault['ttl_s']:.0f} s"),
             ]
         )

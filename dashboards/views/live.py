@@ -8,11 +8,11 @@ import streamlit as st
 from dashboards import charts, judge, markup
 from dashboards.api import ApiError
 from dashboards.charts import Line
-from dashboards.intervals import Interval, alert_intervals, fault_intervals
+from dashboards.intervals import Interval, alert_intervals, clock, fault_intervals
 from dashboards.palette import BLUE, GREY, ORANGE, ROSE, TEAL, VIOLET
 from dashboards.session import api, heading, tell
 from dashboards.settings import DashboardSettings
-from dashboards.shapes import Alerts, Chaos, Live, Request
+from dashboards.shapes import Alerts, Chaos, Live, Request, Status
 from dashboards.views import request as request_view
 
 SPANS = {"5 min": 300, "15 min": 900, "1 h": 3600}
@@ -62,10 +62,11 @@ def page() -> None:
 @st.fragment(run_every=REFRESH_S)
 def _signals(seconds: int) -> None:
     try:
-        live, alerts, chaos = api().live(seconds), api().alerts(), api().chaos()
+        status, live, alerts, chaos = api().status(), api().live(seconds), api().alerts(), api().chaos()
     except ApiError as error:
         tell(error)
         return
+    st.html(markup.note(about(status)))
     _tiles(live, alerts)
     if all(value is None for series in live.series.values() for value in series):
         st.info(
@@ -77,10 +78,59 @@ def _signals(seconds: int) -> None:
         _series(live, alerts, chaos)
 
 
+def about(status: Status) -> str:
+    """Return in one line which model answers, and since when."""
+    if not status.ready:
+        return f"{status.model or 'The model'} is loading, or the model process restarts."
+    told = status.engine.get("description") or {}
+    names = [told.get("model") or status.model, told.get("quantization"), told.get("backend")]
+    up = "" if status.uptime_s is None else f"up {_length(status.uptime_s)}"
+    return " · ".join(str(part) for part in [*names, up] if part)
+
+
+def _length(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def _tiles(live: Live, alerts: Alerts) -> None:
-    groups = (("Quality", judge.QUALITY), ("Business", judge.BUSINESS), ("Engine", judge.ENGINE))
-    quality, business, engine = (markup.tile_row(n, judge.tiles(g, live, alerts)) for n, g in groups)
+    quality = markup.tile_row("Quality", judge.tiles(judge.QUALITY, live, alerts))
+    told = [*judge.tiles(judge.BUSINESS, live, alerts), judge.breaker(alerts)]
+    business = markup.tile_row("Business", told)
+    engine = markup.tile_row("Engine", judge.tiles(judge.ENGINE, live, alerts))
     st.html(f'<div class="q-board"><div class="q-pair">{quality}{business}</div>{engine}</div>')
+    for alert in alerts.active:
+        st.html(
+            markup.banner(
+                "alarm" if alert.level == "L2" else "watch",
+                f"{alert.level} {alert.name} on {alert.route}",
+                f"{alert.summary}. Firing since {clock(alert.starts_at)}, for the team {alert.team}.",
+            )
+        )
+    if alerts.blind:
+        st.html(markup.note(f"Quality alerts cannot fire yet: {alerts.blind}."))
+
+
+def alert_table(alerts: Alerts) -> pd.DataFrame:
+    """Return active and past alerts, the newest first, with when the webhook heard of them."""
+    rows = []
+    for alert in alerts.all()[:50]:
+        notice = alerts.heard(alert)
+        rows.append(
+            {
+                "level": alert.level,
+                "alert": alert.name,
+                "route": alert.route,
+                "team": alert.team,
+                "began": clock(alert.starts_at),
+                "ended": "firing" if alert.state == "firing" else clock(alert.ends_at),
+                "webhook": f"{clock(notice.received)} from {notice.source}" if notice else None,
+                "summary": alert.summary,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def _series(live: Live, alerts: Alerts, chaos: Chaos) -> None:
@@ -91,6 +141,12 @@ def _series(live: Live, alerts: Alerts, chaos: Chaos) -> None:
     st.altair_chart(charts.lanes(shade, low, high), key="lanes", alt=charts.told(shade))
     with st.container(gap="xxsmall"):
         _rows(live, shade)
+    heading("Alerts")
+    told = alert_table(alerts)
+    if told.empty:
+        st.caption("None has fired.")
+    else:
+        st.dataframe(told, hide_index=True, placeholder="–", alt="Alerts, the newest first")
 
 
 def _rows(live: Live, shade: pd.DataFrame) -> None:

@@ -14,11 +14,11 @@ from dashboards.shapes import HEAD_COLUMNS, Detail, Request
 
 OVER = ("all tokens", "this one")
 HEAD_LABELS = {
-    "head_kl": "divergence from the layer's mean (KL, nats)",
-    "head_kl_nonsink": "the same without the first token",
+    "head_kl": "divergence from the mean head",
+    "head_kl_nonsink": "divergence, first token apart",
     "sink_mass": "attention on the first token",
-    "prev_attention": "attention on the token before",
-    "lookback": "share of attention on the prompt",
+    "prev_attention": "attention on the last token",
+    "lookback": "attention on the prompt",
 }
 
 
@@ -42,6 +42,7 @@ def page() -> None:
         st.warning("There is no record of this request: it still runs, or its record was rotated away.")
     else:
         _facts(detail.request)
+        detail = _choice(detail)
         _tokens(detail)
         left, right = st.columns([2, 3], gap="large")
         with left:
@@ -85,7 +86,7 @@ def _facts(request: Request) -> None:
                 ("Mean confidence", _unit(aggregates.get("mean_confidence"), "")),
                 ("Mean entropy", _unit(aggregates.get("mean_entropy"), "nats")),
                 ("Temperature", request.temperature),
-                ("Prompt tokens from the KV cache", request.kv_hit_device),
+                ("Prompt tokens cached", request.kv_hit_device),
                 ("Model", " ".join(filter(None, (request.model, request.quantization)))),
                 ("Faults that touched it", ", ".join(request.faults or []) or "none"),
                 ("Alerts it raised", ", ".join(request.alerts or []) or "none"),
@@ -97,7 +98,18 @@ def _facts(request: Request) -> None:
         st.error(markup.plain(request.error))
 
 
+def _choice(detail: Detail) -> Detail:
+    """Return the request with one choice only; let the user say which where there are several."""
+    choices = detail.choices()
+    if len(choices) < 2:
+        return detail.only(choices[0]) if choices else detail
+    picked = st.segmented_control("Choice", choices, default=choices[0], required=True, key="choice")
+    return detail.only(choices[0] if picked is None else picked)
+
+
 def _unit(value: float | None, unit: str) -> str | None:
+    if value is not None and unit == "s" and value < 1:
+        return f"{1000 * value:.3g} ms"
     return None if value is None else f"{value:.3g} {unit}".strip()
 
 
@@ -126,13 +138,13 @@ def _tokens(detail: Detail) -> None:
 
 def _token(detail: Detail, count: int) -> int:
     """Return the token looked at: the slider's, moved by a click on the map, at first the least sure one."""
-    key = f"token-{detail.request.request_id}"
-    doubts = maps.least_confident(detail.tokens)["step"].tolist()
+    key = f"token-{detail.request.request_id}-{detail.tokens['choice'][0]}"
+    doubts = maps.least_confident(detail.tokens)["token"].tolist()
     if key not in st.session_state:
         st.session_state[key] = min(doubts[0] if doubts else 0, count - 1)
     columns = st.session_state.get("flow", {}).get("selection", {}).get("pick") or []
     rows = st.session_state.get("doubts", {}).get("selection", {}).get("rows") or []
-    steps = {"flow": columns[0]["step"] if columns else None, "doubts": doubts[rows[0]] if rows else None}
+    steps = {"flow": columns[0]["token"] if columns else None, "doubts": doubts[rows[0]] if rows else None}
     for source, step in steps.items():
         if step != st.session_state.get(f"picked-{source}"):
             st.session_state[f"picked-{source}"] = step
@@ -146,18 +158,21 @@ def _entropy(detail: Detail, chosen: int) -> None:
     heading("Entropy flow")
     data = maps.entropy_flow(detail, chosen)
     if data.empty:
-        st.caption("No layer was sampled for these tokens. Ask with `full_signals`, or raise the sampling.")
+        st.caption("No layer was sampled for this request.")
         return
+    chosen = maps.nearest(data["token"].unique().tolist(), chosen) or 0
     st.altair_chart(
         maps.entropy_chart(data, chosen, mode()),
         key="flow",
         on_select="rerun",
         selection_mode="pick",
-        alt=f"Entropy of each sampled layer's reading of the next token, {data['step'].nunique()} tokens "
+        alt=f"Entropy of each sampled layer's reading of the next token, {data['token'].nunique()} tokens "
         f"by {data['layer'].nunique()} layers, from {data['entropy'].min():.1f} to "
         f"{data['entropy'].max():.1f} nats",
     )
-    st.caption("What each layer would say next, the last layer on top. Click a column to look at its token.")
+    st.caption("How unsure each layer is of the next token, last layer on top. Click a column to choose it.")
+    if len(maps.sampled(detail)) < len(detail.tokens["step"]):
+        st.caption('Only some tokens are sampled; a request with `"signals": true` has all of them.')
 
 
 def _heads(detail: Detail, chosen: int) -> None:
@@ -166,7 +181,7 @@ def _heads(detail: Detail, chosen: int) -> None:
     if not there:
         st.caption("No head was sampled for this request.")
         return
-    signal, over_ = st.columns([3, 2], vertical_alignment="bottom")
+    signal, over_ = st.columns([5, 4], vertical_alignment="bottom")
     column = signal.selectbox(
         "Signal", there, format_func=HEAD_LABELS.__getitem__, key="head-signal", label_visibility="collapsed"
     )
@@ -178,9 +193,10 @@ def _heads(detail: Detail, chosen: int) -> None:
         key="head-over",
         label_visibility="collapsed",
     )
-    data = maps.head_values(detail.layers, column, chosen if over == OVER[1] else None)
+    token = maps.nearest(maps.sampled(detail), chosen) if over == OVER[1] else None
+    data = maps.head_values(detail.layers, column, None if token is None else detail.tokens["step"][token])
     if data.empty:
-        st.caption("No head was sampled for this token; choose another one, or all tokens.")
+        st.caption("No head was sampled for this request.")
         return
     st.altair_chart(
         maps.head_chart(data, mode(), "nats" if "kl" in column else "share"),
@@ -201,7 +217,7 @@ def _doubts(detail: Detail) -> None:
         on_select="rerun",
         selection_mode="single-row",
         column_config={
-            "step": st.column_config.NumberColumn("token", format="%d"),
+            "token": st.column_config.NumberColumn(format="%d"),
             "confidence": st.column_config.NumberColumn("p", format="%.3f"),
             "entropy": st.column_config.NumberColumn("entropy, nats", format="%.2f"),
         },
