@@ -85,7 +85,7 @@ class Joint:
         self._confidence = np.zeros(routes)
         self._tokens = np.zeros(routes, np.int64)
         self._endings: deque[tuple[float, int, bool]] = deque()
-        self._due: dict[Name, float] = dict.fromkeys(PERIODS, -math.inf)
+        self._window: dict[Name, int] = dict.fromkeys(PERIODS, -1)
         self.values: dict[Name, NDArray[np.float64]] = {n: np.full(routes + 1, np.nan) for n in PERIODS}
         self.times: dict[Name, NDArray[np.float64]] = {n: np.full(routes + 1, np.nan) for n in PERIODS}
 
@@ -103,20 +103,17 @@ class Joint:
 
     def advance(self, now: float) -> None:
         """Close every window that is over at `now` (unix seconds)."""
-        if now >= self._due["mean_confidence"]:
-            self._schedule("mean_confidence", now)
+        if self._over("mean_confidence", now):
             self._store("mean_confidence", now, self._confidence, self._tokens)
             self._confidence[:] = 0
             self._tokens[:] = 0
-        if now >= self._due["response_entropy"]:
-            self._schedule("response_entropy", now)
+        if self._over("response_entropy", now):
             active = self.running.tokens > 0
             means = self.running.entropy[active] / self.running.tokens[active]
             route = self.running.route[active]
             sums = np.bincount(route, means, minlength=self.routes)
             self._store("response_entropy", now, sums, np.bincount(route, minlength=self.routes))
-        if now >= self._due["interruption_rate"]:
-            self._schedule("interruption_rate", now)
+        if self._over("interruption_rate", now):
             while self._endings and self._endings[0][0] <= now - self.window_s:
                 self._endings.popleft()
             route = np.fromiter((ending[1] for ending in self._endings), np.intp, len(self._endings))
@@ -132,9 +129,12 @@ class Joint:
         age = max(0.0, now - time)
         return Reading(value, time, age, age > self.blind_after_s + PERIODS[name])
 
-    def _schedule(self, name: Name, now: float) -> None:
-        period = PERIODS[name]
-        self._due[name] = (math.floor(now / period + 1e-6) + 1) * period
+    def _over(self, name: Name, now: float) -> bool:
+        """Whether a boundary was crossed since the last window closed (to 0.1 ms of a period)."""
+        window = math.floor(now / PERIODS[name] + 1e-4)
+        crossed = window > self._window[name]
+        self._window[name] = max(window, self._window[name])
+        return crossed
 
     def _store(self, name: Name, now: float, sums: NDArray[Any], counts: NDArray[Any]) -> None:
         """Keep the means of the routes that had input; the others keep their last value and time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import math
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ from telemetry.settings import TelemetrySettings
 log = logging.getLogger(__name__)
 
 _MB = 1 << 20
+_OUTAGE_S = 10.0  # without a failed write, and an outage is over
 _MAX_PENDING_REQUESTS = 200_000  # only reached when the disk takes nothing for long
 
 
@@ -49,7 +51,7 @@ class Records:
         self._closing = False
         self._flushed = threading.Condition()
         self._asked = self._answered = 0
-        self._failing = False
+        self._failing: dict[str, float] = {}  # table -> when a write last failed
         self._rotate_at = 0.0
         self._lock = self._claim()
         self._recover()
@@ -160,16 +162,16 @@ class Records:
         try:
             self._segments[table].append(build())
         except OSError as error:
-            if not self._failing:
+            if table not in self._failing:
                 cause = "the disk is full" if error.errno == errno.ENOSPC else str(error)
                 log.error(
                     "records: cannot write to %s: %s; detail is dropped until it can", self.folder, cause
                 )
-            self._failing = True
+            self._failing[table] = time.monotonic()
             return False
-        if self._failing:
-            log.warning("records: writing to %s again", self.folder)
-        self._failing = False
+        if time.monotonic() - self._failing.get(table, math.inf) > _OUTAGE_S:
+            log.warning("records: %s of %s are written again", table, self.folder)
+            del self._failing[table]
         return True
 
     def _rotate(self, force: bool) -> None:

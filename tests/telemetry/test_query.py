@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from telemetry import query
+from telemetry.hub import Telemetry
+
+from .conftest import START, Events
+
+
+@pytest.fixture
+def folder(telemetry: Telemetry, events: Events) -> Path:
+    for number in range(5):
+        events.clock.now = START + number
+        events.run(telemetry, f"r{number}", meta={"route": "qa" if number % 2 else "list"})
+    telemetry.alert_raised("r0", "late")
+    telemetry.writer.flush()
+    return telemetry.settings.records_dir
+
+
+def test_requests_come_newest_first(folder: Path) -> None:
+    assert [row["request_id"] for row in query.requests(folder)] == ["r4", "r3", "r2", "r1", "r0"]
+    assert [row["request_id"] for row in query.requests(folder, limit=2)] == ["r4", "r3"]
+    assert [row["request_id"] for row in query.requests(folder, route="qa")] == ["r3", "r1"]
+    assert [row["request_id"] for row in query.requests(folder, since=START + 3)] == ["r4", "r3"]
+    assert len(query.requests(folder, limit=-5)) == 1
+
+
+def test_times_are_unix_seconds(folder: Path) -> None:
+    row = query.requests(folder, limit=1)[0]
+    assert row["started"] == pytest.approx(START + 4)
+    assert row["ended"] == pytest.approx(START + 4.3)
+    assert row["aggregates"] == {"mean_confidence": pytest.approx(0.6)}
+
+
+def test_one_request_with_its_detail(folder: Path) -> None:
+    found = query.request(folder, "r2")
+    assert found is not None
+    assert found["tokens"]["step"] == [0, 1, 2]
+    assert found["tokens"]["entropy"] == [1.5] * 3
+    assert found["layers"]["layers"] == [0, 1, 2]
+    assert found["layers"]["heads"] == 2
+    first = found["layers"]["rows"][0]
+    assert first["lens_entropy"] == [2.5] * 3
+    assert first["head_kl"] == [[0, 1], [2, 3], [4, 5]]
+    assert query.request(folder, "r2' OR '1'='1") is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_text('/etc/passwd')",
+        "COPY (SELECT 1) TO '/tmp/quaver-query-escape.csv'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+    ],
+)
+def test_sql_reaches_nothing_but_the_records(folder: Path, sql: str) -> None:
+    with pytest.raises(duckdb.Error):
+        query.select(folder, sql)
+
+
+def test_an_empty_folder_has_empty_tables(tmp_path: Path) -> None:
+    assert query.requests(tmp_path) == []
+    assert query.select(tmp_path, "SELECT count(*) AS n FROM layers") == [{"n": 0}]
