@@ -37,7 +37,8 @@ class ChatTemplateError(ValueError):
 class Tokenizer:
     """A model's tokenizer and chat template. Safe to share between threads.
 
-    `backend` decides how text is cut; `template` is the Jinja chat template or None.
+    `backend` decides how text is cut; `template` is the Jinja chat template or None. Raises
+    `ChatTemplateError` for a template that is no Jinja.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Tokenizer:
         self._spelled = re.compile(spellings)
         self._unguarded = re.compile(f"(?<!{GUARD})({spellings})")
         self._pieces = _token_bytes(backend)
+        self._adds_space = any(mark in repr(backend.decoder) for mark in ("Strip(", '"always"', '"first"'))
         self._has_template = template is not None
         self._template = _compile(template or "")
 
@@ -124,12 +126,13 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `ids`; broken UTF-8 becomes U+FFFD. Special tokens only with `special`."""
         if special:
-            ids = list(ids)
-            spelled = {i: s.encode() for s, i in self._special.items()}
-            data = b"".join(spelled.get(i) or self.token_bytes(i) for i in ids)
+            pieces = [
+                self._spelling(i).encode() if i in self._special_ids else self.token_bytes(i) for i in ids
+            ]
         else:
-            data = b"".join(self.token_bytes(i) for i in ids)
-        return data.decode("utf-8", errors="replace")
+            pieces = [self.token_bytes(i) for i in ids]
+        text = b"".join(pieces).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self._adds_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to the text: none for special and unknown ids."""
@@ -206,14 +209,13 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
-    """Return the bytes of every ordinary token, for byte-level and for byte-fallback vocabularies."""
-    byte_level = "ByteLevel" in json.dumps(json.loads(backend.to_str()).get("decoder"))
-    alphabet = {char: byte for byte, char in _byte_alphabet().items()}
+    """Return the bytes of every token, for byte-level and for byte-fallback vocabularies."""
+    byte_level = "ByteLevel" in repr(backend.decoder)
+    to_latin1 = {ord(char): chr(byte) for byte, char in _byte_alphabet().items()}
     pieces: dict[int, bytes] = {}
     for token, i in backend.get_vocab(with_added_tokens=False).items():
         if byte_level:
-            known = all(char in alphabet for char in token)
-            pieces[i] = bytes(alphabet[char] for char in token) if known else token.encode()
+            pieces[i] = token.translate(to_latin1).encode("latin-1", errors="ignore")
         elif re.fullmatch(r"<0x[0-9A-F]{2}>", token):
             pieces[i] = bytes([int(token[3:5], 16)])
         else:
@@ -225,8 +227,8 @@ def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
 
 def _byte_alphabet() -> dict[int, str]:
     """Return the printable character by which byte-level BPE spells each byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
     return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
@@ -237,7 +239,10 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.filters["tojson"] = _to_json
-    return environment.from_string(template)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"the chat template is damaged: {error}") from error
 
 
 def _raise_exception(message: str) -> NoReturn:

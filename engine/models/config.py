@@ -16,7 +16,8 @@ class ModelConfig:
     `heads` query heads share `kv_heads` key-value heads, each `head_dim` wide. RoPE is the
     half-split kind over the whole head. `eos_ids` are the tokens that end an answer; `add_bos`
     says whether every prompt starts with `bos_id`. `quantization` is the label of the weights as
-    stored ("Q4_1", "F16", …); "none" for an unquantised safetensors folder.
+    stored ("Q4_1", "F16", …); "none" for an unquantised safetensors folder. Raises ValueError for
+    sizes that cannot be.
     """
 
     name: str
@@ -49,13 +50,11 @@ class ModelConfig:
             "max_context",
         ):
             if getattr(self, field) < 1:
-                raise ModelError(f"{self.name}: {field} is {getattr(self, field)}; it must be at least 1")
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
         if self.heads % self.kv_heads:
-            raise ModelError(
-                f"{self.name}: {self.heads} query heads cannot share {self.kv_heads} key-value heads evenly"
-            )
+            raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_dim % 2:
-            raise ModelError(f"{self.name}: head_dim {self.head_dim} is odd; rotary positions need pairs")
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions need pairs")
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.models.config import ModelConfig, ModelError, weight_shapes
 from engine.models.gguf_file import GgufFile
 from engine.models.safetensors_folder import SafetensorsFolder
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import ChatTemplateError, Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,10 @@ def load(path: Path) -> LoadedModel:
     """Load everything from a `.gguf` file or a safetensors folder. Raises `ModelError`."""
     source = _open(path)
     config = source.config()
+    tokenizer = _tokenizer(source)
     weights = source.weights()
     check_weights(path, config, weights)
-    return LoadedModel(config, weights, source.tokenizer())
+    return LoadedModel(config, weights, tokenizer)
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -40,7 +41,7 @@ def load_config(path: Path) -> ModelConfig:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load the tokenizer alone, without touching the weights. Raises `ModelError`."""
-    return _open(path).tokenizer()
+    return _tokenizer(_open(path))
 
 
 def check_weights(path: Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
@@ -54,6 +55,13 @@ def check_weights(path: Path, config: ModelConfig, weights: dict[str, Tensor]) -
             raise ModelError(
                 f"{path}: {name} has shape {list(weights[name].shape)}, the config asks {list(shape)}"
             )
+
+
+def _tokenizer(source: GgufFile | SafetensorsFolder) -> Tokenizer:
+    try:
+        return source.tokenizer()
+    except ChatTemplateError as error:
+        raise ModelError(f"{source.path}: {error}") from error
 
 
 def _open(path: Path) -> GgufFile | SafetensorsFolder:
