@@ -74,6 +74,24 @@ def test_a_killed_process_leaves_everything_flushed(tmp_path: Path) -> None:
     process.stdout.close()
     count = "SELECT count(*) AS n, count(DISTINCT request_id) AS ids FROM requests"
     before = query.select(tmp_path, count)[0]
+    assert before["n"] >= 20
+    assert query.request(tmp_path, "r19") is not None
+    tokens = query.select(tmp_path, "SELECT count(*) AS n FROM tokens WHERE request_id = 'r7'")
+    assert tokens == [{"n": 5}]
+
+    records, dropped = record(tmp_path)
+    records.close()
+    assert not list(tmp_path.glob("*/*.arrows"))
+    assert query.select(tmp_path, count) == [before]
+    assert not dropped
+
+
+def test_a_segment_is_readable_wherever_it_is_cut(tmp_path: Path, events: Events) -> None:
+    records, _ = record(tmp_path)
+    for index in range(3):
+        records.put_step(decode(events.step([("r1", 0)], index, detail=[0]), capture=False))
+        records.flush()
+    path = segments.live(tmp_path, "tokens")[0]
     whole = path.read_bytes()
     records.close()
     copy = tmp_path / "copy.arrows"
