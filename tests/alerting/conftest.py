@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -170,3 +171,11 @@ def watch(rules: Rules, service: Service) -> Callable[..., Watch]:
         return Watch(evaluator, breaker, book, registry, changes, l1)
 
     return make
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A TCP port nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

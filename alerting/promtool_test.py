@@ -1,0 +1,174 @@
+"""Unit tests for the generated Prometheus rules, in promtool's format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alerting.rules import AlertRule, Rules
+
+_FOR = 90  # samples
+
+
+def rules_test(rules: Rules) -> dict[str, Any]:
+    """Return tests that every alert fires when it must, and none by one error on low traffic."""
+    return {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            _stale(rules),
+            _fresh(rules),
+            _users_leave(rules),
+            _outage(),
+            _single_error(),
+            _accuracy(rules),
+        ],
+    }
+
+
+def _stale(rules: Rules) -> dict[str, Any]:
+    """A hung evaluator: its heartbeat stands still, and its last evidence pages from Prometheus."""
+    alerts = rules.alerts
+    return {
+        "name": "stale evaluator",
+        "interval": "1m",
+        "input_series": [
+            _series("quaver_evaluator_heartbeat_seconds", "0+0"),
+            _series('quaver_edetector_log{route="qa",signal="l1"}', "12+0"),
+            _series('quaver_edetector_log{route="qa",signal="leaving"}', "12+0"),
+            _series('quaver_edetector_log{route="qa",signal="mixture"}', "1+0"),
+        ],
+        "alert_rule_test": [
+            _fires(alerts.l1_rate),
+            _fires(alerts.users_leaving),
+            _quiet(alerts.joint_evidence.name),
+        ],
+    }
+
+
+def _fresh(rules: Rules) -> dict[str, Any]:
+    """A live evaluator pages by itself; Prometheus keeps still."""
+    alerts = rules.alerts
+    names = [
+        alerts.l1_rate.name,
+        alerts.users_leaving.name,
+        alerts.joint_evidence.name,
+        "QuaverEvaluatorStale",
+    ]
+    return {
+        "name": "live evaluator",
+        "interval": "1m",
+        "input_series": [
+            _series("quaver_evaluator_heartbeat_seconds", "0+60"),
+            _series('quaver_edetector_log{route="qa",signal="l1"}', "12+0"),
+            _series('quaver_edetector_log{route="qa",signal="leaving"}', "12+0"),
+            _series('quaver_edetector_log{route="qa",signal="mixture"}', "12+0"),
+        ],
+        "alert_rule_test": [_quiet(name) for name in names],
+    }
+
+
+def _users_leave(rules: Rules) -> dict[str, Any]:
+    """No evaluator at all: the raw numbers on telemetry's own series page. Healthy `chat` stays still."""
+    alerts = rules.alerts
+    return {
+        "name": "absent evaluator",
+        "interval": "15s",
+        "input_series": [
+            *_route("qa", confidence=0.3, entropy=5, interrupted=5),
+            *_route("chat", confidence=0.9, entropy=1, interrupted=0),
+        ],
+        "alert_rule_test": [
+            _fires(alerts.l1_rate),
+            _fires(alerts.users_leaving),
+            _quiet(alerts.joint_evidence.name),
+        ],
+    }
+
+
+def _outage() -> dict[str, Any]:
+    """Half of the responses fail: every burn rate pages."""
+    ratio = "job:quaver_responses_bad:ratio_5m"
+    return {
+        "name": "outage",
+        "interval": "1m",
+        "input_series": [
+            _series('quaver_responses_total{outcome="failed",reason="error"}', "0+30"),
+            _series('quaver_responses_total{outcome="completed"}', "0+30"),
+        ],
+        "promql_expr_test": [
+            _value(ratio, ratio, 0.5),
+            _value('count(ALERTS{alertname="QuaverErrorBudgetBurn",alertstate="firing"})', "{}", 4),
+        ],
+    }
+
+
+def _single_error() -> dict[str, Any]:
+    """One error among few responses is above every burn rate, and pages nobody."""
+    return {
+        "name": "one error on low traffic",
+        "interval": "1m",
+        "input_series": [
+            {"series": 'quaver_responses_total{outcome="failed",reason="error"}', "values": f"0x55 1x{_FOR}"},
+            _series('quaver_responses_total{outcome="completed"}', "0+0.2"),
+        ],
+        "alert_rule_test": [_quiet("QuaverErrorBudgetBurn", "58m"), _quiet("QuaverErrorBudgetBurn", "60m")],
+    }
+
+
+def _accuracy(rules: Rules) -> dict[str, Any]:
+    """Accuracy below its limit for an hour fires; another environment's does not. So does the watchdog."""
+    low = rules.slo.accuracy - 0.025
+    return {
+        "name": "accuracy and watchdog",
+        "interval": "1m",
+        "input_series": [
+            _series('prompt_accuracy{env="prod"}', f"{low:g}+0"),
+            _series('prompt_accuracy{env="test"}', "0.1+0"),
+        ],
+        "promql_expr_test": [
+            _value(
+                'ALERTS{alertname="PromptAccuracyDrop"}',
+                'ALERTS{alertname="PromptAccuracyDrop",alertstate="firing",env="prod",'
+                'severity="warning",team="prompt-eng"}',
+                1,
+            ),
+            _value('count(ALERTS{alertname="QuaverWatchdog",alertstate="firing"})', "{}", 1),
+        ],
+    }
+
+
+def _route(route: str, *, confidence: float, entropy: float, interrupted: int) -> list[dict[str, str]]:
+    """Return telemetry's series of a route with 600 tokens and 10 responses a sample."""
+    labels = f'{{route="{route}"}}'
+    return [
+        _series(f"quaver_token_confidence_sum{labels}", f"0+{600 * confidence:g}"),
+        _series(f"quaver_token_confidence_count{labels}", "0+600"),
+        _series(f"quaver_token_entropy_sum{labels}", f"0+{600 * entropy:g}"),
+        _series(f"quaver_token_entropy_count{labels}", "0+600"),
+        _series(f"quaver_interruptions_total{labels}", f"0+{interrupted}"),
+        _series(f'quaver_responses_total{{route="{route}",outcome="any"}}', "0+10"),
+    ]
+
+
+def _series(series: str, start_and_step: str) -> dict[str, str]:
+    return {"series": series, "values": f"{start_and_step}x{_FOR}"}
+
+
+def _fires(rule: AlertRule, at: str = "10m") -> dict[str, Any]:
+    labels = {
+        "route": "qa",
+        "level": rule.level,
+        "severity": rule.severity,
+        "team": rule.team,
+        "source": "prometheus",
+    }
+    alert = {"exp_labels": labels, "exp_annotations": {"summary": rule.summary}}
+    return {"eval_time": at, "alertname": rule.name, "exp_alerts": [alert]}
+
+
+def _quiet(name: str, at: str = "10m") -> dict[str, Any]:
+    return {"eval_time": at, "alertname": name, "exp_alerts": []}
+
+
+def _value(expression: str, labels: str, value: float, at: str = "60m") -> dict[str, Any]:
+    return {"expr": expression, "eval_time": at, "exp_samples": [{"labels": labels, "value": value}]}
