@@ -62,4 +62,4 @@ USER quaver
 EXPOSE 8089
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=6 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8089/', timeout=2)"]
-CMD ["sh", "-c", "exec locust -f \"$(python -c 'import chaos.load, os; print(os.path.dirname(chaos.load.__file__))')/locustfile.py\" --host http://engine:8000"]
+CMD ["sh", "-c", "export QUAVER_KEY=$(cat \"$QUAVER_KEYS_DIR/client.key\") && exec locust -f \"$(python -c 'import chaos.load, os; print(os.path.dirname(chaos.load.__file__))')/locustfile.py\" --host http://engine:8000"]
