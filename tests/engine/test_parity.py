@@ -1,0 +1,196 @@
+"""The engine against the peer implementation, on the same weights in fp32, position by position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import kernels
+from engine.core import Engine
+from engine.kv.pages import PagePool
+from engine.messages import RequestMeta, SamplingParams, Submit
+from engine.models.config import ModelConfig
+from engine.models.llama import Batch, Llama, Prefill
+from engine.models.loader import LoadedModel, load
+from engine.settings import EngineSettings
+from engine.text import TextStream
+
+PAGE = 16
+PROMPTS = (
+    "What is the capital of France?",
+    "According to the passage, the bridge opened in 1894 and carries 40 000 people a day. When did it open?",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "Liste drei Städte am Rhein. 日本語も少し. Ω≈π²/6 🎵",
+)
+
+
+def logits_of(model: Llama, ids: list[int], prefilled: int) -> Tensor:
+    """Logits [T, V] of every position: `prefilled` at once in two chunks, the rest one by one."""
+    config = model.config
+    pages = -(-len(ids) // PAGE)
+    pool = PagePool(
+        layers=config.layers,
+        pages=pages,
+        page_size=PAGE,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype=torch.float32,
+    )
+    table = torch.tensor([pool.take(pages)])
+    half = max(1, prefilled // 2)
+    spans = [(0, half), (half, prefilled), *((i, i + 1) for i in range(prefilled, len(ids)))]
+    rows = [
+        step(model, pool, ids, span, table, decode=span[0] >= prefilled)
+        for span in spans
+        if span[0] < span[1]
+    ]
+    return torch.cat(rows)
+
+
+def step(
+    model: Llama, pool: PagePool, ids: list[int], span: tuple[int, int], table: Tensor, *, decode: bool
+) -> Tensor:
+    positions = torch.arange(*span)
+    batch = Batch(
+        tokens=torch.tensor(ids[slice(*span)]),
+        positions=positions,
+        slots=table[0, positions // PAGE] * PAGE + positions % PAGE,
+        decode_table=table if decode else table[:0],
+        decode_lengths=torch.tensor([span[1]] if decode else [], dtype=torch.int64),
+        prefills=[] if decode else [Prefill(0, len(positions), span[0], table[:, : -(-span[1] // PAGE)])],
+        rows=torch.arange(len(positions)),
+        detail=None,
+    )
+    return model.step(batch, pool)[0]
+
+
+def peer_of(config: ModelConfig, weights: dict[str, Tensor]) -> Any:
+    """The peer's model with the same config and the very same weights."""
+    import transformers
+
+    peer = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=config.vocab,
+            hidden_size=config.hidden,
+            intermediate_size=config.intermediate,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.norm_eps,
+            max_position_embeddings=config.max_context,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            tie_word_embeddings=config.tied_embeddings,
+            attn_implementation="eager",
+        )
+    ).eval()
+    missing, unexpected = peer.load_state_dict(weights, strict=False)
+    assert (set(missing), unexpected) == ({"lm_head.weight"} if config.tied_embeddings else set(), [])
+    peer.tie_weights()
+    return peer
+
+
+def runnable(loaded: LoadedModel) -> Llama:
+    return Llama(loaded.config, loaded.weights, torch.float32, kernels.load("reference"))
+
+
+@pytest.fixture(scope="module")
+def real(smollm: Path) -> LoadedModel:
+    return load(smollm)
+
+
+@pytest.fixture(scope="module")
+def peer(real: LoadedModel) -> Any:
+    return peer_of(real.config, real.weights)
+
+
+@pytest.mark.model
+def test_logits_of_the_real_model(real, peer, record_property, capsys):
+    model = runnable(real)
+    agreed = positions = 0
+    worst = 0.0
+    for prompt in PROMPTS:
+        ids = real.tokenizer.encode_prompt(real.tokenizer.chat([{"role": "user", "content": prompt}]))
+        with torch.inference_mode():
+            expected = peer(torch.tensor([ids])).logits[0]
+        ours = logits_of(model, ids, prefilled=len(ids) - 8)
+        agreed += int((ours.argmax(-1) == expected.argmax(-1)).sum())
+        positions += len(ids)
+        worst = max(worst, float((ours - expected).abs().max()))
+    record_property("top1_agreement", agreed / positions)
+    record_property("max_abs_logit_error", worst)
+    with capsys.disabled():
+        print(f"\ntop-1 agreement {agreed}/{positions}, largest logit error {worst:.2e}")
+    assert agreed / positions >= 0.999
+    assert worst < 1e-2
+
+
+@pytest.mark.model
+def test_greedy_answer_of_the_real_model(real, peer):
+    """Token for token the peer's greedy answer, and it is Paris."""
+    ids = real.tokenizer.encode_prompt(
+        real.tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
+    )
+    tokens = generate(runnable(real), ids, max_tokens=24)
+    stream = TextStream(real.tokenizer, [])
+    assert "Paris" in stream.push(tokens) + stream.finish()
+    with torch.inference_mode():
+        logits = peer(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]
+    assert logits.argmax(-1).tolist() == tokens
+    assert tokens[-1] in real.config.eos_ids
+
+
+@pytest.mark.model
+def test_prefilled_answer_of_the_real_model(real):
+    messages = [
+        {"role": "user", "content": "Passage: Ada keeps the lamp in the attic.\nWhere is the lamp?"},
+        {"role": "assistant", "content": "According to the passage, the lamp is in the"},
+    ]
+    ids = real.tokenizer.encode_prompt(real.tokenizer.chat(messages))
+    text = real.tokenizer.decode(generate(runnable(real), ids, max_tokens=3))
+    assert text.startswith(" attic")
+
+
+def generate(model: Llama, ids: list[int], max_tokens: int) -> list[int]:
+    engine = Engine(model, EngineSettings(kv_tokens=1024, signal_layers=0))
+    engine.submit(
+        Submit(
+            meta=RequestMeta(request_id="r"),
+            token_ids=ids,
+            params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+        )
+    )
+    tokens: list[int] = []
+    while engine.has_work:
+        tokens += torch.frombuffer(bytearray(engine.step().token_ids or b"\0"), dtype=torch.int32).tolist()
+    engine.check()
+    return tokens
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("groups", [(4, 4, 16), (4, 2, 16), (8, 2, 16), (4, 1, 32)])
+def test_logits_of_random_folders(write_folder, tied, groups):
+    heads, kv_heads, width = groups
+    folder, peer = write_folder(
+        tie_word_embeddings=tied, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width
+    )
+    compare(load(folder), peer)
+
+
+def test_logits_of_a_random_gguf_file(write_gguf):
+    path, peer = write_gguf()
+    compare(load(path), peer)
+
+
+def compare(loaded: LoadedModel, peer: Any) -> None:
+    ids = torch.randint(loaded.config.vocab, (50,), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.inference_mode():
+        expected = peer(torch.tensor([ids])).logits[0]
+    ours = logits_of(runnable(loaded), ids, prefilled=37)
+    assert expected.std() > 0.5, "logits of a size that could disagree"
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-3)
+    assert torch.equal(ours.argmax(-1), expected.argmax(-1))
