@@ -148,6 +148,7 @@ async def test_alerts_go_round_by_alertmanager_and_prometheus_takes_over(
         f"--config.file={config}",
         f"--storage.tsdb.path={tmp_path / 'prom'}",
         f"--web.listen-address=127.0.0.1:{prom_port}",
+        "--rules.alert.resend-delay=1s",
     )
     async with serving(app, port), running(tmp_path / "am.log", *am):
         await ready(f"http://127.0.0.1:{am_port}/-/ready")
