@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
 from telemetry.columns import Step, finite
 
-_MAX_TOKENS = 32_768  # of one choice
 _RETIRED = 64  # ended requests whose records can still be read, for a reader that comes last
 
 
 class Encoder:
-    """Implements `engine.hooks.RecordEncoder`. Holds references to steps, builds dicts when asked."""
+    """Implements `engine.hooks.RecordEncoder`. Holds references to steps, builds dicts when asked.
+
+    What it holds is bounded by the engine: running choices times the longest context.
+    """
 
     def __init__(self, text: Callable[[int], str | None] | None = None) -> None:
         self.text = text
-        self._rows: dict[str, dict[int, deque[tuple[Step, int, int]]]] = {}
+        self._rows: dict[str, dict[int, list[tuple[Step, int, int]]]] = {}
         self._retired: OrderedDict[str, None] = OrderedDict()
 
     def open(self, request_id: str, choices: int) -> None:
         """Start to keep the tokens of a request."""
         self._retired.pop(request_id, None)
-        self._rows[request_id] = {choice: deque(maxlen=_MAX_TOKENS) for choice in range(choices)}
+        self._rows[request_id] = {choice: [] for choice in range(choices)}
 
     def push(self, step: Step) -> None:
         """Keep the rows of one engine step."""
@@ -45,8 +47,8 @@ class Encoder:
 
     def records(self, request_id: str, choice: int, start: int = 0) -> list[dict[str, Any]]:
         """Return one dict per emitted token, in order, from the `start`-th on; empty when unknown."""
-        rows = self._rows.get(request_id, {}).get(choice, ())
-        return [self._record(*row) for index, row in enumerate(rows) if index >= start]
+        rows = self._rows.get(request_id, {}).get(choice, [])
+        return [self._record(*row) for row in rows[start:]]
 
     def _record(self, step: Step, row: int, detail: int) -> dict[str, Any]:
         values = step.signals[row].tolist()

@@ -23,11 +23,11 @@ from engine.messages import TOKEN_SIGNALS, Ready, RequestMeta, StepOutput
 from telemetry import columns, otlp, rows
 from telemetry.business import Asked, Business, Feedback, outcome_of
 from telemetry.encoder import Encoder
-from telemetry.joint import Joint, Running
+from telemetry.joint import Joint
 from telemetry.labels import Labels
 from telemetry.live import Live
 from telemetry.metrics import Metrics
-from telemetry.open_requests import OpenChoice, OpenRequest
+from telemetry.open_requests import OpenRequest, OpenRequests
 from telemetry.propagation import headers_for, parent_of
 from telemetry.records import Records
 from telemetry.settings import TelemetrySettings
@@ -60,9 +60,12 @@ class Telemetry:
     ) -> None:
         self.settings, self.clock, self.token_bytes = settings, clock, token_bytes
         self._routes, self._tenants = Labels(settings.max_routes), Labels(settings.max_tenants)
-        self._running = Running()
+        self._open = OpenRequests()
         self.joint = Joint(
-            settings.max_routes + 1, self._running, settings.interruption_window_s, settings.blind_after_s
+            settings.max_routes + 1,
+            self._open.running,
+            settings.interruption_window_s,
+            settings.blind_after_s,
         )
         self.metrics = Metrics(self.joint, self._routes, self._tenants, clock)
         self.registry = self.metrics.registry
@@ -82,8 +85,6 @@ class Telemetry:
             self._export = otlp.MetricsExport(
                 self.registry, metric_exporter, resource, settings.otlp_interval_s, self.metrics.drop
             )
-        self._open: dict[str, OpenRequest] = {}
-        self._choices: dict[tuple[str, int], OpenChoice] = {}
         self._sinks = Sinks(lambda sink: self.metrics.sink_errors.labels(sink).inc())
         self._model, self._quantization = "unknown", "unknown"
         self._ticker: asyncio.Task[None] | None = None
@@ -109,7 +110,7 @@ class Telemetry:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
-        for request in list(self._open.values()):
+        for request in self._open:
             self.on_ended(rows.stopped(request, self.clock()))
         self.writer.close()
         if not self.spans.close():
@@ -139,13 +140,9 @@ class Telemetry:
             trace_id=trace_id,
             span_id=self.spans.ids.generate_span_id(),
             upstream_step=upstream,
-            choices={},
             faults=list(event.faults),
         )
-        for number in range(event.choices):
-            choice = OpenChoice(self._running.take(route, request.trace))
-            request.choices[number] = self._choices[meta.request_id, number] = choice
-        self._open[meta.request_id] = request
+        self._open.add(request)
         self.records.open(meta.request_id, event.choices)
         self.business.open(meta.request_id, Asked(meta.tenant, request.route, meta.canary))
         self.metrics.tokens.labels(request.route, "prompt").inc(event.prompt_tokens)
@@ -156,14 +153,15 @@ class Telemetry:
         """Take in the tokens of one engine step. Costs a few hundred microseconds at most."""
         self.metrics.observe_engine(output.stats, output.duration_s)
         for request_id, faults in output.touched.items():
-            if request_id in self._open:
-                self._open[request_id].touch(faults)
+            request = self._open.find(request_id)
+            if request is not None:
+                request.touch(faults)
         step = columns.decode(output, self.settings.capture_content)
         if step.request_ids:
             self.writer.put_step(step)
             self._take(step)
         for finish in output.finished:
-            choice = self._choices.get((finish.request_id, finish.choice))
+            choice = self._open.choice(finish.request_id, finish.choice)
             if choice is not None:
                 choice.finish = finish
         self.live.step(output.time, output.stats)
@@ -171,7 +169,7 @@ class Telemetry:
 
     def on_text(self, event: ChoiceText) -> None:
         """Look for the end of the first sentence."""
-        choice = self._choices.get((event.meta.request_id, event.choice))
+        choice = self._open.choice(event.meta.request_id, event.choice)
         tokens = choice and choice.sentence.push(event.text, event.tokens)
         if tokens is not None:
             self._sinks.tell("on_sentence", event.meta.request_id, event.choice, tokens)
@@ -179,7 +177,7 @@ class Telemetry:
     def on_ended(self, event: RequestEnded) -> None:
         """Close the books on a request; a second call for the same request does nothing."""
         request_id = event.meta.request_id
-        request = self._open.get(request_id)
+        request = self._open.find(request_id)
         if request is None:
             return
         outcome = outcome_of(event.reason, event.disconnected)
@@ -188,8 +186,7 @@ class Telemetry:
             tokens = choice.sentence.finish()
             if tokens is not None:
                 self._sinks.tell("on_sentence", request_id, number, tokens)
-            self._running.give_back(choice.row)
-            del self._choices[request_id, number]
+        self._open.end_choices(request)
         self.metrics.observe_request(request, event, outcome, self._quantization)
         self._sinks.tell("on_ended", rows.ended(event))
         if not request.started.meta.canary:
@@ -197,7 +194,7 @@ class Telemetry:
             self.joint.add_ending(event.time, request.route_index, broken)
             self.live.ended(event.time, broken, outcome == "failed", event.first_token_s)
             self._sinks.tell("on_business", rows.business(outcome, event.meta, request.route, event.time))
-        del self._open[request_id]
+        self._open.remove(request_id)
         self.metrics.open_requests.set(len(self._open))
         self.writer.put_request(
             rows.request(request, event, outcome, self._quantization, self.settings.capture_content)
@@ -261,7 +258,7 @@ class Telemetry:
         """Note an alert against one response; too late for its record, it is only counted."""
         now = self.clock()
         self.metrics.alerted.labels(self.metrics.alert_names.name(name)).inc()
-        request = self._open.get(request_id)
+        request = self._open.find(request_id)
         if request is None:
             self.metrics.drop("late_alerts")
         else:
@@ -271,38 +268,30 @@ class Telemetry:
 
     def annotate(self, request_id: str, name: str, value: str | float | bool) -> None:
         """Put an attribute on the span of an open request; detectors never see it."""
-        request = self._open.get(request_id)
+        request = self._open.find(request_id)
         if request is not None:
             request.annotations[name] = value
 
     def downstream_headers(self, request_id: str) -> dict[str, str]:
         """Headers for a call made on behalf of an open request: trace context and step id."""
-        request = self._open.get(request_id)
+        request = self._open.find(request_id)
         if request is None:
             return {}
-        last = max((c.last_step for c in request.choices.values() if c.tokens), default=None)
-        return headers_for(request.trace_id, request.span_id, last)
+        return headers_for(request.trace_id, request.span_id, request.last_step)
 
     # --- inside ---
 
     def _take(self, step: columns.Step) -> None:
         """Account for the rows whose request is open; rows of ended requests are only recorded."""
-        found = [self._choices.get(key) for key in zip(step.request_ids, step.choices, strict=True)]
-        if None in found:
-            step = columns.keep(step, [row for row, choice in enumerate(found) if choice is not None])
-        choices = [choice for choice in found if choice is not None]
+        step, choices = self._open.emitted(step)
         if not choices:
             return
-        for choice in choices:
-            if choice.first_time is None:
-                choice.first_time, choice.first_step = step.time, step.step
-            choice.last_time, choice.last_step = step.time, step.step
-            choice.tokens += 1
+        running = self._open.running
         at = np.fromiter((choice.row for choice in choices), np.intp, len(choices))
         signals = step.signals.astype(np.float64)
-        route = self._running.route[at]
-        self._running.add(at, signals[:, _ENTROPY])
-        self.metrics.observe_tokens(route, signals, self._running.trace[at], step.time)
+        route = running.route[at]
+        running.add(at, signals[:, _ENTROPY])
+        self.metrics.observe_tokens(route, signals, running.trace[at], step.time)
         self.joint.add_tokens(route, signals[:, _CONFIDENCE])
         self.live.tokens(step.time, signals[:, _CONFIDENCE])
         self.records.push(step)
@@ -315,12 +304,10 @@ class Telemetry:
         """Close the joint windows that are over."""
         now = self.clock() if now is None else now
         self.joint.advance(now)
-        entropy = self.joint.read("response_entropy", now)
-        interruptions = self.joint.read("interruption_rate", now)
         self.live.joint(
             now,
-            None if entropy.blind else entropy.value,
-            None if interruptions.blind else interruptions.value,
+            self.joint.read("response_entropy", now).fresh,
+            self.joint.read("interruption_rate", now).fresh,
         )
 
     async def _tick_forever(self) -> None:

@@ -29,6 +29,11 @@ class Reading(NamedTuple):
     age_s: float | None
     blind: bool
 
+    @property
+    def fresh(self) -> float | None:
+        """The value, if it is less than a second old."""
+        return self.value if self.age_s is not None and self.age_s < 1.0 else None
+
 
 class Running:
     """Running sums of the choices in progress, one row each.

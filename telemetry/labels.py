@@ -6,7 +6,7 @@ import re
 
 from telemetry.names import ALL, OTHER
 
-_CLEAN = re.compile(r"[A-Za-z0-9_.:/@+-]{1,64}")
+_CLEAN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@+() -]{0,127}")
 
 
 class Labels:

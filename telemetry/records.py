@@ -29,7 +29,7 @@ _OUTAGE_S = 10.0  # without a failed write, and an outage is over
 _MAX_PENDING_REQUESTS = 200_000  # only reached when the disk takes nothing for long
 
 
-class RecordsInUseError(RuntimeError):
+class RecordsInUseError(OSError):
     """Another server writes into the same records folder."""
 
 

@@ -28,7 +28,7 @@ class TelemetrySettings(BaseSettings):
 
     records_dir: Path = Field(Path("~/.local/state/quaver/records"), description="folder of the records")
     records_flush_s: float = Field(1.0, gt=0, description="a kill loses at most this much")
-    records_rotate_s: float = Field(300.0, gt=0, description="age at which a live segment becomes Parquet")
+    records_rotate_s: float = Field(1800.0, gt=0, description="age at which a live segment becomes Parquet")
     records_rotate_mb: float = Field(16.0, gt=0, description="size at which a live segment becomes Parquet")
     records_max_mb: float = Field(512.0, gt=0, description="all records together; the oldest files go first")
     records_max_age_h: float = Field(168.0, gt=0, description="older Parquet files are deleted")

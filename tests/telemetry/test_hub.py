@@ -231,10 +231,10 @@ def test_signals_of_a_request_as_json(telemetry: Telemetry, events: Events) -> N
 def test_nothing_of_a_request_stays_behind(telemetry: Telemetry, events: Events) -> None:
     for number in range(200):
         events.run(telemetry, f"r{number}", tokens=1, reason="abort", disconnected=number % 2 == 0)
-    assert not telemetry._open
-    assert not telemetry._choices
-    assert not telemetry._running.tokens.any()
-    assert telemetry._running.tokens.size == 64
+    assert len(telemetry._open) == 0
+    assert telemetry._open.choice("r0", 0) is None
+    assert not telemetry._open.running.tokens.any()
+    assert telemetry._open.running.tokens.size == 64
 
 
 async def test_the_ticker_turns_windows_without_traffic(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import duckdb
@@ -7,8 +8,9 @@ import pytest
 
 from telemetry import query
 from telemetry.hub import Telemetry
+from telemetry.settings import TelemetrySettings
 
-from .conftest import START, Events
+from .conftest import START, Clock, Events
 
 
 @pytest.fixture
@@ -61,6 +63,36 @@ def test_one_request_with_its_detail(folder: Path) -> None:
 def test_sql_reaches_nothing_but_the_records(folder: Path, sql: str) -> None:
     with pytest.raises(duckdb.Error):
         query.select(folder, sql)
+
+
+def test_reading_while_segments_rotate(settings: TelemetrySettings, events: Events, clock: Clock) -> None:
+    """A reader sees each row once, and never fewer than before."""
+    telemetry = Telemetry(
+        settings.model_copy(update={"records_rotate_mb": 1e-6, "records_flush_s": 0.005}), clock=clock
+    )
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            events.run(telemetry, f"r{number}", tokens=1)
+            number += 1
+            stop.wait(0.002)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        last = 0
+        for _ in range(4):
+            row = query.select(
+                settings.records_dir, "SELECT count(*) AS n, count(DISTINCT request_id) AS ids FROM requests"
+            )[0]
+            assert row["n"] == row["ids"] >= last
+            last = row["n"]
+    finally:
+        stop.set()
+        writer.join()
+        telemetry.close()
 
 
 def test_an_empty_folder_has_empty_tables(tmp_path: Path) -> None:
