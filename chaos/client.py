@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 
-class ChaosRefused(Exception):
+class RefusedError(Exception):
     """The server said no. `status` and `code` as in its error, the message tells what to do."""
 
     def __init__(self, status: int, code: str | None, message: str) -> None:
@@ -20,7 +20,7 @@ class ChaosRefused(Exception):
 class ChaosClient:
     """Blocking; `key` is an operator's (a viewer's suffices for `status`).
 
-    Raises ChaosRefused on an error answer and httpx.TransportError when nothing answers.
+    Raises RefusedError on an error answer and httpx.TransportError when nothing answers.
     """
 
     def __init__(
@@ -90,4 +90,4 @@ class ChaosClient:
             message, code = error["message"], error.get("code")
         except (ValueError, KeyError, TypeError):
             message, code = answer.text[:200] or "no answer", None
-        raise ChaosRefused(answer.status_code, code, message)
+        raise RefusedError(answer.status_code, code, message)

@@ -1,0 +1,94 @@
+"""Prompts whose answer has a shape: lists of three things, and cards of `key: value` lines."""
+
+from __future__ import annotations
+
+import random
+
+from chaos.prompts.families import CITIES, PERSON
+from chaos.prompts.item import SPLITS, SYSTEM, Item, Split, third
+
+_OWNERS = ("shop", "garden", "kitchen", "workshop", "museum", "market", "school", "theatre", "hotel")
+_THINGS = (
+    "apples", "rope", "candles", "bread", "paint", "honey", "nails", "soap", "rice", "paper", "lamps", "tea",
+    "brushes", "salt", "boots", "clocks", "cheese", "maps", "spoons", "wool", "jars", "pears", "hats",
+    "seeds",
+    "plates", "glue", "onions",
+)  # fmt: skip
+_STATEMENTS = (
+    "Today the {o} in {c} needs {a}, {b} and {d}.",
+    "This week the {o} in {c} needs {a}, {b} and {d}.",
+    "The {o} in {c} still needs {a}, {b} and {d}.",
+)
+_QUESTIONS = (
+    "Which three things does the {o} need?",
+    "What three things does the {o} need?",
+    "What are the three things that the {o} needs?",
+)
+
+
+def list_item(name: str, split: Split, rng: random.Random) -> Item:
+    """Return an item that asks for the three things a passage lists."""
+    owner = rng.choice(third(_OWNERS, split))
+    city, keeper = rng.choice(third(CITIES, split)), rng.choice(third(PERSON.names, split))
+    things = tuple(rng.sample(third(_THINGS, split), 3))
+    wording = rng.randrange(3)
+    fact = _STATEMENTS[wording].format(o=owner, c=city, a=things[0], b=things[1], d=things[2])
+    sentences = (
+        f"{keeper} runs the {owner} in {city}.",
+        f"The {owner} opens at {rng.randrange(7, 11)} in the morning.",
+        f"A narrow street leads to the {owner}.",
+        fact,
+    )
+    question = _QUESTIONS[(wording + SPLITS.index(split)) % 3].format(o=owner)
+    return Item(
+        id=name,
+        family="list",
+        split=split,
+        slot="things",
+        route="list",
+        check="list",
+        messages=[
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": f"{' '.join(sentences)}\n\n{question}"},
+            {"role": "assistant", "content": f"According to the passage, the {owner} needs"},
+        ],
+        answers=things,
+        sentences=sentences,
+        answer_at=3,
+        distractor_at=1,
+    )
+
+
+def format_item(name: str, split: Split, rng: random.Random) -> Item:
+    """Return an item that asks for a card of two `key: value` lines, after one worked example."""
+    cards = []
+    for _ in range(2):
+        subject = rng.choice(third(PERSON.names, split))
+        job, city = rng.choice(third(PERSON.slots["job"].values, split)), rng.choice(third(CITIES, split))
+        age = rng.choice(third(PERSON.slots["age"].values, split))
+        sentences = (
+            f"{subject} is {age} years old.",
+            f"{subject} works as a {job}.",
+            f"{subject} lives in {city}.",
+        )
+        cards.append((sentences, (job, city)))
+    (example, shown), (sentences, answers) = cards
+    ask = "Write a card with job and city."
+    return Item(
+        id=name,
+        family="format",
+        split=split,
+        slot="card",
+        route="format",
+        check="format",
+        messages=[
+            {"role": "user", "content": f"{' '.join(example)}\n\n{ask}"},
+            {"role": "assistant", "content": "job: {}\ncity: {}".format(*shown)},
+            {"role": "user", "content": f"{' '.join(sentences)}\n\n{ask}"},
+            {"role": "assistant", "content": "job:"},
+        ],
+        answers=answers,
+        sentences=sentences,
+        answer_at=2,
+        distractor_at=0,
+    )
