@@ -16,9 +16,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 #: Put before a special token's spelling inside a message: such text is never a control token.
-#: A Unicode noncharacter: it has no meaning in interchanged text and is dropped on encoding.
+#: A Unicode noncharacter: it has no meaning in interchanged text, and never reaches the model.
 GUARD = "\ufdd0"
 _PREFILL = "\ufdd1prefill\ufdd1"
+_DROP_MARKS = str.maketrans("", "", "\ufdd0\ufdd1")
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -65,8 +66,8 @@ class Tokenizer:
         self._unguarded = re.compile(f"(?<!{GUARD})({spellings})")
         self._pieces = _token_bytes(backend)
         self._adds_space = any(mark in repr(backend.decoder) for mark in ("Strip(", '"always"', '"first"'))
-        self._has_template = template is not None
-        self._template = _compile(template or "")
+        self.template = template
+        self._compiled = _compile(template or "")
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of `text`, without BOS.
@@ -103,9 +104,11 @@ class Tokenizer:
 
         A last message of role `assistant` is left open: generation continues it. `prefill` is the
         start of the answer, put after whatever the assistant has already said there. Spellings of
-        special tokens inside messages come out behind `GUARD`. Raises `ChatTemplateError`.
+        special tokens inside messages come out behind `GUARD`, and are ordinary text to
+        `encode_prompt`: nobody ends a turn or opens one from inside a message. Raises
+        `ChatTemplateError`.
         """
-        if not self._has_template:
+        if self.template is None:
             raise ChatTemplateError("this model has no chat template; use the text completion endpoint")
         guarded: list[dict[str, Any]] = [self._guard(dict(message)) for message in messages]
         opening = None if prefill is None else self._guard(prefill)
@@ -140,7 +143,7 @@ class Tokenizer:
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
-            return self._template.render(
+            return self._compiled.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._spelling(self.bos_id),
@@ -158,7 +161,7 @@ class Tokenizer:
 
     def _guard(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._spelled.sub(lambda found: GUARD + found.group(), value)
+            return self._spelled.sub(lambda found: GUARD + found.group(), value.translate(_DROP_MARKS))
         if isinstance(value, Mapping):
             return {key: self._guard(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
