@@ -110,6 +110,8 @@ def rfc3339(time: float) -> str:
 def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     return str(value)

@@ -78,9 +78,11 @@ class Evaluator:
     def use(
         self, baseline: Baseline | None, model: str | None = None, quantization: str | None = None
     ) -> None:
-        """Put a baseline in force for the model that runs; evidence gathered so far is dropped."""
+        """Put a baseline in force for the model that runs; evidence so far is dropped, its alerts end."""
         self._baseline = baseline
         self._engine = (model, quantization)
+        for evidence in self._routes.values():
+            self._pager.end_all(evidence, self._clock(), "another baseline is in force")
         self._routes.clear()
         self._apply(model)
 
@@ -190,10 +192,7 @@ class Evaluator:
             "baseline": self.baseline_summary(),
             "baseline_problem": self._mismatch,
             "blind": self.blind(),
-            "routes": {
-                name: e.evidence() | {"l1_live": e.is_live(now), "log_evidence": e.logs()}
-                for name, e in self._routes.items()
-            },
+            "routes": {name: e.evidence() | {"l1_live": e.is_live(now)} for name, e in self._routes.items()},
         }
 
     def alert_rules(self) -> list[AlertRule]:

@@ -52,8 +52,12 @@ class Pager:
     def check_quiet(self, e: RouteEvidence, now: float) -> None:
         """End the alerts of a route that has had no response for `quiet_s`."""
         if now - e.last_response > self._rate.quiet_s:
-            for condition in self._conditions:
-                self._end(condition, e, now, "no responses on this route")
+            self.end_all(e, now, "no responses on this route")
+
+    def end_all(self, e: RouteEvidence, now: float, reason: str) -> None:
+        """End every alert of a route."""
+        for condition in self._conditions:
+            self._end(condition, e, now, reason)
 
     def breaker_closed(self, e: RouteEvidence, now: float) -> None:
         """A breaker that closed ends its L2, so that the same trouble can trip it again."""

@@ -165,7 +165,7 @@ class RouteEvidence:
             "responses_recent": len(self.recent),
             "healthy_l1_rate": self.rate,
             "limits_of": self.basis,
-            "log_evidence_l1": round(self.l1.log, 2),
+            "log_evidence": self.logs(),
             "interruptions_live": self.live_interruptions,
             "responses_live": self.live_responses,
             "requests": list(self.recent_ids),

@@ -79,9 +79,13 @@ class Alerting:
         return self
 
     def set_model(self, model: str, quantization: str) -> None:
-        """Tell which model runs, so that a baseline of another one is not trusted."""
-        self._model = (model, quantization)
-        self.load_baseline()
+        """Tell which model runs, so that a baseline of another one is not trusted.
+
+        The same model again, as after a restart of the model process, changes nothing.
+        """
+        if self._model != (model, quantization):
+            self._model = (model, quantization)
+            self.load_baseline()
 
     def load_baseline(self) -> None:
         """Put the baseline file in force, if there is one."""

@@ -243,3 +243,24 @@ def test_the_number_of_routes_is_bounded(service, watch) -> None:
     for i in range(200):
         service.respond(w.evaluator, service.rows(2), route=f"r{i}")
     assert len(w.evaluator.report()["routes"]) <= 65
+
+
+def test_another_baseline_ends_the_alerts_of_the_old_one(service, rules, watch) -> None:
+    w = watch(baseline=service.baseline(rules))
+    while RATE not in w.active():
+        service.respond(w.evaluator, service.rows(24, 3.0))
+    w.evaluator.use(service.baseline(rules))
+    assert w.active() == set()
+    service.respond(w.evaluator, service.rows(24, 3.0))
+    assert w.active() == set()
+
+
+def test_a_noisy_answer_is_judged_while_broken_off_ones_before_their_sentence_are_not(
+    service, rules, watch
+) -> None:
+    w = watch(baseline=service.baseline(rules))
+    for _ in range(20):
+        service.respond(w.evaluator, service.rows(24, 3.0), leave_after=4)
+    assert w.l1 == []
+    service.respond(w.evaluator, service.rows(24, 3.0), leave_after=18)
+    assert len(w.l1) == 1
