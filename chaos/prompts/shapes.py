@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
-from chaos.prompts.families import CITIES, PERSON
+from chaos.prompts.families import FAMILIES, POOLS
 from chaos.prompts.item import SPLITS, SYSTEM, Item, Split, third
 
+_PERSON = FAMILIES["person"]
 _OWNERS = ("shop", "garden", "kitchen", "workshop", "museum", "market", "school", "theatre", "hotel")
 _THINGS = (
     "apples", "rope", "candles", "bread", "paint", "honey", "nails", "soap", "rice", "paper", "lamps", "tea",
@@ -29,7 +30,7 @@ _QUESTIONS = (
 def list_item(name: str, split: Split, rng: random.Random) -> Item:
     """Return an item that asks for the three things a passage lists."""
     owner = rng.choice(third(_OWNERS, split))
-    city, keeper = rng.choice(third(CITIES, split)), rng.choice(third(PERSON.names, split))
+    city, keeper = rng.choice(third(POOLS["cities"], split)), rng.choice(third(POOLS["persons"], split))
     things = tuple(rng.sample(third(_THINGS, split), 3))
     wording = rng.randrange(3)
     fact = _STATEMENTS[wording].format(o=owner, c=city, a=things[0], b=things[1], d=things[2])
@@ -63,9 +64,12 @@ def format_item(name: str, split: Split, rng: random.Random) -> Item:
     """Return an item that asks for a card of two `key: value` lines, after one worked example."""
     cards = []
     for _ in range(2):
-        subject = rng.choice(third(PERSON.names, split))
-        job, city = rng.choice(third(PERSON.slots["job"].values, split)), rng.choice(third(CITIES, split))
-        age = rng.choice(third(PERSON.slots["age"].values, split))
+        subject = rng.choice(third(POOLS["persons"], split))
+        job, city = (
+            rng.choice(third(_PERSON.slots["job"].values, split)),
+            rng.choice(third(POOLS["cities"], split)),
+        )
+        age = rng.choice(third(_PERSON.slots["age"].values, split))
         sentences = (
             f"{subject} is {age} years old.",
             f"{subject} works as a {job}.",
