@@ -48,14 +48,22 @@ def frame(live: Live, lines: Sequence[Line]) -> pd.DataFrame:
 
 
 def bands(intervals: Sequence[Interval], low: float, high: float) -> pd.DataFrame:
-    """Return the intervals inside [low, high] (unix seconds) as start and end in ms."""
+    """Return the intervals inside [low, high] (unix seconds) as start and end in ms.
+
+    `lane` is where an interval is drawn: intervals of one kind that overlap go to `L2`, `L2·1`, …
+    """
     rows = []
-    for interval in intervals:
+    busy: dict[str, float] = {}
+    for interval in sorted(intervals, key=lambda interval: interval.start):
         inside = interval.clip(low, high)
-        if inside is not None:
-            start, end = inside
-            lane = LANES[interval.kind]
-            rows.append((1000 * start, 1000 * end, interval.kind, lane, interval.label, interval.note))
+        if inside is None:
+            continue
+        start, end = inside
+        slot = 0
+        while busy.get(lane := LANES[interval.kind] + (f"·{slot}" if slot else ""), low) > start:
+            slot += 1
+        busy[lane] = end
+        rows.append((1000 * start, 1000 * end, interval.kind, lane, interval.label, interval.note))
     return pd.DataFrame(rows, columns=["start", "end", "kind", "lane", "label", "note"])
 
 
@@ -101,6 +109,8 @@ def time_series(
 
 def lanes(shade: pd.DataFrame, low: float, high: float) -> Picture:
     """Return three labelled lanes, faults and both alert levels, on the time axis of the other charts."""
+    used = set(shade["lane"]) | set(LANES.values())
+    names = sorted(used, key=lambda name: (list(LANES.values()).index(name.partition("·")[0]), name))
     edges = pd.DataFrame({"time": [1000 * low, 1000 * high]})
     frame_ = (
         alt.Chart(edges)
@@ -110,10 +120,15 @@ def lanes(shade: pd.DataFrame, low: float, high: float) -> Picture:
     y = alt.Y(
         "lane:N",
         title=None,
-        sort=list(LANES.values()),
-        scale=alt.Scale(domain=list(LANES.values())),
+        scale=alt.Scale(domain=names),
         axis=alt.Axis(
-            minExtent=AXIS_PX, maxExtent=AXIS_PX, ticks=False, domain=False, grid=False, labelOverlap=False
+            minExtent=AXIS_PX,
+            maxExtent=AXIS_PX,
+            ticks=False,
+            domain=False,
+            grid=False,
+            labelOverlap=False,
+            labelExpr="indexof(datum.label, '·') < 0 ? datum.label : ''",
         ),
     )
     base = alt.Chart(shade).encode(x=alt.X("start:T", scale=_NO_PADDING), y=y)
@@ -129,7 +144,7 @@ def lanes(shade: pd.DataFrame, low: float, high: float) -> Picture:
     text = base.mark_text(align="left", dx=5, fontSize=11, color="white", fontWeight=600).encode(
         text="label:N"
     )
-    return alt.layer(frame_, bar, text).properties(height=112)
+    return alt.layer(frame_, bar, text).properties(height=46 + 22 * len(names))
 
 
 def told(shade: pd.DataFrame) -> str:

@@ -61,7 +61,7 @@ def alert_intervals(alerts: Alerts) -> list[Interval]:
     """Return one interval an alert, oldest first."""
     return [
         Interval("L2" if a.level == "L2" else "L1", a.name, a.starts_at, a.ends_at, f"route {a.route}")
-        for a in reversed(alerts.all())
+        for a in _begun(alerts)
         if a.starts_at is not None
     ]
 
@@ -71,10 +71,14 @@ def what_fired(faults: Sequence[Interval], alerts: Alerts) -> list[Fired]:
     rows = []
     for fault in reversed(faults):
         until = (fault.end if fault.end is not None else float("inf")) + AFTERMATH_S
-        met = [a for a in alerts.all() if a.starts_at is not None and fault.start <= a.starts_at <= until]
-        rows += [Fired(fault, a, (a.starts_at or 0.0) - fault.start) for a in reversed(met)]
+        met = [a for a in _begun(alerts) if fault.start <= (a.starts_at or 0.0) <= until]
+        rows += [Fired(fault, a, (a.starts_at or 0.0) - fault.start) for a in met]
         rows += [] if met else [Fired(fault, None, None)]
     return rows
+
+
+def _begun(alerts: Alerts) -> list[Alert]:
+    return sorted(alerts.all(), key=lambda alert: alert.starts_at or 0.0)
 
 
 def describe(values: Mapping[str, Any]) -> str:

@@ -198,7 +198,8 @@ def token_label(texts: Sequence[Any], token: int) -> str:
 
 def least_confident(tokens: dict[str, list[Any]], count: int = 8) -> pd.DataFrame:
     """Return the tokens of lowest confidence: token, text, p, rank, entropy; absent stays absent."""
-    frame = pd.DataFrame({name: tokens.get(name) for name in ("confidence", "rank", "entropy")})
+    columns = {name: tokens.get(name) or [] for name in ("confidence", "rank", "entropy")}
+    frame = pd.DataFrame({name: pd.Series(values, dtype="float64") for name, values in columns.items()})
     texts = tokens.get("text") or []
     frame.insert(0, "token", range(len(frame)))
     frame.insert(1, "text", [token_label(texts, index) for index in range(len(frame))])

@@ -44,9 +44,8 @@ def log_p_colour(log_p: float, mode: Mode) -> str:
 
 
 def ink_on(fill: str) -> str:
-    """Return near-black or near-white, whichever contrasts more with `fill` (WCAG)."""
-    light = _luminance(fill)
-    return "#10151c" if (light + 0.05) ** 2 > 1.05 * (_luminance("#10151c") + 0.05) else "#ffffff"
+    """Return black or white, whichever contrasts more with `fill` (WCAG; at least 4.5 on any fill)."""
+    return max(("#000000", "#ffffff"), key=lambda ink: contrast(ink, fill))
 
 
 def contrast(first: str, second: str) -> float:

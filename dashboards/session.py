@@ -14,7 +14,7 @@ from dashboards.settings import DashboardSettings
 STYLE = Path(__file__).with_name("style.css")
 
 
-@st.cache_resource(max_entries=4, show_spinner=False)
+@st.cache_resource(max_entries=4, show_spinner=False, on_release=Api.close)
 def _client(url: str, key: str | None) -> Api:
     return Api(url, key)
 

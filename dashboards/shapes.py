@@ -92,9 +92,10 @@ class Alerts(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def all(self) -> list[Alert]:
-        """Return active and past alerts, each once, the newest first."""
-        seen = {(a.name, a.route, a.starts_at): a for a in [*self.active, *self.history]}
-        return sorted(seen.values(), key=lambda a: a.starts_at or 0.0, reverse=True)
+        """Return the alerts that fire, then past ones, each once, the newest first."""
+        seen = {(a.name, a.route, a.starts_at): a for a in [*self.history, *self.active]}
+        order = sorted(seen.values(), key=lambda a: (a.state == "firing", a.starts_at or 0.0))
+        return order[::-1]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
