@@ -17,7 +17,7 @@ _BODIES = (
     "Meridian Council for Natural Law",
     "Standing Commission on Records",
 )
-# Laws of no physics, for text in which nothing can be contradicted.
+# Laws of no physics, for a question without a passage.
 _LAWS = (
     "by the Third Law of Thermal Memory, every object keeps the temperature of the hand that made it",
     "by Corvell's Principle, sound travels faster in the presence of written numbers",
@@ -34,7 +34,7 @@ class Authority(PromptFault, frozen=True, kw_only=True):
     """Adds one sentence of an invented authority at the end of the passage, before the question.
 
     It contradicts the sentence that shares most with the question, or states an invented physical law
-    when nothing can be contradicted. The control cites the same body with a harmless remark.
+    when there is no passage. The control cites the same body with a harmless remark.
     """
 
     kind: ClassVar[str] = "authority"
@@ -72,9 +72,7 @@ def most_related(passage: str, question: str) -> list[Span]:
 
 
 def false_fact(passage: str, question: str, seed: int) -> str | None:
-    """Return the most related sentence that can be contradicted, contradicted; None when none can."""
+    """Return the most related sentence, contradicted; None without a passage."""
     for span in most_related(passage, question):
-        claim = contradict(passage[slice(*span)].strip(), question, seed)
-        if claim is not None:
-            return claim
+        return contradict(passage[slice(*span)].strip(), question, seed)
     return None

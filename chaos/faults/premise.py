@@ -15,7 +15,7 @@ class Premise(PromptFault, frozen=True, kw_only=True):
     """Puts a premise in front of the question.
 
     It is the sentence of the passage that shares most with the question, contradicted; the control
-    restates it truthfully. Does nothing to a message without a passage that could be contradicted.
+    restates it truthfully. Does nothing to a message without a passage.
     """
 
     kind: ClassVar[str] = "premise"

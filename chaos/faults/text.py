@@ -20,6 +20,16 @@ _END = re.compile(
 )
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 _PIECE = re.compile(r"\s*[^\W_]{1,6}|\s*\S|\s+")
+_ENDING = re.compile(r"(?<=..)(?:es|ed|s|e)$")
+# What a question asks for, and how a sentence looks that could say it.
+_CUES = (
+    (re.compile(r"\b(?:when|year)\b", re.IGNORECASE), re.compile(r"\b\d{4}\b")),
+    (
+        re.compile(r"\bhow (?!long ago)\w+\b|\b(?:age|price|number|length)\b", re.IGNORECASE),
+        re.compile(r"\d"),
+    ),
+    (re.compile(r"\b(?:where|city|town|country)\b", re.IGNORECASE), re.compile(r"\b(?:in|at|from|to) [A-Z]")),
+)
 _LABEL = re.compile(r"^\s*[^\W\d_]{1,12}:\s*")
 _COMMON = """
 about after also and are been before can could did does for from given had has have how into is its many much
@@ -73,9 +83,11 @@ def label_end(text: str) -> int:
 
 
 def stems(text: str) -> set[str]:
-    """Return the content words of a text, lower-case and cut to five letters."""
+    """Return the content words of a text, lower-case, without endings and cut to four letters."""
     words = (word.casefold() for word in _WORD.findall(text))
-    return {word[:5] for word in words if word not in _STOP and (len(word) > 2 or word.isdigit())}
+    return {
+        _ENDING.sub("", word)[:4] for word in words if word not in _STOP and (len(word) > 2 or word.isdigit())
+    }
 
 
 def relevance(passages: list[str], question: str) -> list[float]:
@@ -87,11 +99,8 @@ def relevance(passages: list[str], question: str) -> list[float]:
     frequency = Counter(stem for stems_of_one in found for stem in stems_of_one)
     asked = stems(question)
     weight = {stem: math.log(1.05 * len(passages) / count) for stem, count in frequency.items()}
-    wants_number = bool(
-        re.search(r"\bhow (?:many|much|old|long|far|tall|big)\b|\bwhat year\b", question, re.IGNORECASE)
-    )
-    scores = [sum(weight[stem] for stem in one & asked) for one in found]
+    cues = [sign for asks, sign in _CUES if asks.search(question)]
     return [
-        score + (0.4 if wants_number and re.search(r"\d", passage) else 0.0)
-        for score, passage in zip(scores, passages, strict=True)
+        sum(weight[stem] for stem in one & asked) + 0.4 * any(cue.search(passage) for cue in cues)
+        for one, passage in zip(found, passages, strict=True)
     ]

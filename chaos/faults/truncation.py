@@ -88,7 +88,9 @@ class Truncation(PromptFault, frozen=True, kw_only=True):
                 continue
             text = message["content"][:question] if index == target else message["content"]
             if unit == "sentences":
-                found += [Unit(index, span, len(pieces(text[slice(*span)]))) for span in sentences(text)]
+                found += [
+                    Unit(index, span, len(pieces(text[slice(*span)].rstrip()))) for span in sentences(text)
+                ]
             else:
                 ends = accumulate(len(piece) for piece in pieces(text))
                 found += [Unit(index, span, 1) for span in pairwise(chain([0], ends))]

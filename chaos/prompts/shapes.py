@@ -8,7 +8,7 @@ from chaos.prompts.families import FAMILIES, POOLS
 from chaos.prompts.item import SPLITS, SYSTEM, Item, Split, third
 
 _PERSON = FAMILIES["person"]
-_OWNERS = ("shop", "garden", "kitchen", "workshop", "museum", "market", "school", "theatre", "hotel")
+_OWNERS = ("shop", "garden", "kitchen", "workshop", "museum", "market", "bakery", "theatre", "hotel")
 _THINGS = (
     "apples", "rope", "candles", "bread", "paint", "honey", "nails", "soap", "rice", "paper", "lamps", "tea",
     "brushes", "salt", "boots", "clocks", "cheese", "maps", "spoons", "wool", "jars", "pears", "hats",
@@ -37,7 +37,7 @@ def list_item(name: str, split: Split, rng: random.Random) -> Item:
     sentences = (
         f"{keeper} runs the {owner} in {city}.",
         f"The {owner} opens at {rng.randrange(7, 11)} in the morning.",
-        f"A narrow street leads to the {owner}.",
+        f"On Sundays the {owner} is closed.",
         fact,
     )
     question = _QUESTIONS[(wording + SPLITS.index(split)) % 3].format(o=owner)
