@@ -72,11 +72,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tails: dict[str, Tail]
     thresholds: dict[Signal, float]
     counts: dict[Signal, Count]
+    grade_thresholds: list[float] = []  # of the L1 score, one per grade of the preset
+    grade_counts: list[Count] = []
 
     def judge(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> dict[Signal, bool]:
         """Return, for each signal, whether a response passes its limit. Absent statistics do not speak."""
         scores = _scores(statistics, listed, self.tails)
         return {signal: scores[signal] > self.thresholds[signal] for signal in SIGNALS}
+
+    def passed(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> list[bool]:
+        """Return, for each grade, whether a response passes its limit."""
+        score = _scores(statistics, listed, self.tails)["l1"]
+        return [score > threshold for threshold in self.grade_thresholds]
 
     def strongest(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> str:
         """Return the name of the statistic that lies furthest out."""
@@ -247,10 +254,13 @@ def _limits(fit: list[Sample], rate: list[Sample], preset: QuantilePreset) -> Li
     thresholds: dict[Signal, float] = {
         signal: conformal_threshold([score[signal] for score in scores], shares[signal]) for signal in SIGNALS
     }
-    unused = Limits(tails=tails, thresholds=thresholds, counts={})
+    grades = [conformal_threshold([score["l1"] for score in scores], grade) for grade in preset.grades]
+    unused = Limits(tails=tails, thresholds=thresholds, counts={}, grade_thresholds=grades)
     verdicts = [unused.judge(s.statistics, preset.statistics) for s in rate]
     counts = {signal: Count(sum(v[signal] for v in verdicts), len(verdicts)) for signal in SIGNALS}
-    return Limits(tails=tails, thresholds=thresholds, counts=counts)
+    passed = [unused.passed(s.statistics, preset.statistics) for s in rate]
+    grade_counts = [Count(sum(column), len(passed)) for column in zip(*passed, strict=True)]
+    return msgspec.structs.replace(unused, counts=counts, grade_counts=grade_counts)
 
 
 def conformal_threshold(scores: list[float], alpha: float) -> float:

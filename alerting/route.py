@@ -10,7 +10,7 @@ from alerting.baseline import Signal
 from alerting.interruptions import OutcomeWindow, TenantCap
 from alerting.judge import Verdict
 from alerting.rules import QuantilePreset, RawPreset, Rules
-from alerting.sequential import EDetector, RecoveryWindow
+from alerting.sequential import EDetector, GradedDetector, RecoveryWindow
 
 Condition = Literal["l1_rate", "joint", "leaving"]
 
@@ -27,7 +27,7 @@ class RouteEvidence:
         self._rules = rules
         self._preset = preset
         grid, cap = rules.rate.grid, _CAP * rules.rate.threshold
-        self.l1 = EDetector(grid, cap)
+        self.l1 = GradedDetector(grid, cap, len(preset.grades) if isinstance(preset, QuantilePreset) else 1)
         self.confidence = EDetector(grid, cap)
         self.entropy = EDetector(grid, cap)
         self.interruption = EDetector(grid, cap)
@@ -80,9 +80,9 @@ class RouteEvidence:
             return
         for window, _ in self.recovery.values():
             if window is not None:
-                window.add(verdict.signals["l1"], self.rate)
+                window.add(*verdict.grades[-1])
         if not l1_frozen:
-            self.l1.update(verdict.signals["l1"], self.rate)
+            self.l1.update(verdict.grades)
         if isinstance(self._preset, QuantilePreset) and not joint_frozen:
             signals: tuple[tuple[Signal, EDetector], ...] = (
                 ("confidence", self.confidence),

@@ -94,6 +94,7 @@ class QuantilePreset(_Strict):
 
     kind: Literal["quantile"]
     alpha: Share
+    grades: Annotated[list[Share], Field(min_length=1)]
     min_samples: Annotated[int, Field(ge=5)]
     pooled_rate: Share
     statistics: Annotated[list[Statistic], Field(min_length=1)]

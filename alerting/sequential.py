@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 from scipy.special import bdtrc, betaincinv
 
 _RATE_MIN, _RATE_MAX = 1e-4, 0.95
 
 
+@lru_cache(maxsize=4096)
 def rate_upper_bound(successes: int, trials: int, confidence: float) -> float:
     """Return the Clopper–Pearson upper bound of a rate, one-sided at `confidence`; 1 without trials."""
     if successes >= trials:
@@ -64,6 +66,38 @@ class EDetector:
     def reset(self) -> None:
         """Forget all evidence."""
         self._evidence = [0.0] * len(self._grid)
+
+
+class GradedDetector:
+    """The mean of one e-detector per grade, from rare and strong events to frequent and weak ones.
+
+    A strong fault shows in the rare grades at once, a weak one in the frequent grades sooner. The
+    mean keeps the bound of its members.
+    """
+
+    def __init__(self, grid: Sequence[float], cap: float, grades: int) -> None:
+        self._members = [EDetector(grid, cap) for _ in range(grades)]
+
+    def update(self, grades: Sequence[tuple[bool, float]]) -> float:
+        """Take one response in: for each grade whether it was passed, and its p₀."""
+        for member, (x, p0) in zip(self._members, grades, strict=True):
+            member.update(x, p0)
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """The evidence M, ≥ 0."""
+        return sum(member.value for member in self._members) / len(self._members)
+
+    @property
+    def log(self) -> float:
+        """ln max(M, 1), for display."""
+        return math.log(max(self.value, 1.0))
+
+    def reset(self) -> None:
+        """Forget all evidence."""
+        for member in self._members:
+            member.reset()
 
 
 class RecoveryWindow:

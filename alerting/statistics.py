@@ -12,7 +12,7 @@ from typing import Literal
 
 from engine.messages import TOKEN_SIGNALS
 
-SENTENCE_TOKENS = 48
+SENTENCE_TOKENS = 16
 
 _SURPRISAL = TOKEN_SIGNALS.index("surprisal")
 _CONFIDENCE = TOKEN_SIGNALS.index("confidence")
