@@ -18,6 +18,7 @@ class Scribe:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chaos-journal")
+        self._closed = False
 
     async def write_ahead(self, event: str, **facts: Any) -> str | None:
         """Return None once the entry is on disk, else why it is not."""
@@ -40,7 +41,10 @@ class Scribe:
             await asyncio.wait({note}, timeout=PATIENCE_S)
 
     async def close(self) -> None:
-        """Write what is queued and release the file."""
+        """Write what is queued and release the file. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
         last = asyncio.get_running_loop().run_in_executor(self._thread, int)
         await asyncio.wait({last}, timeout=PATIENCE_S)
         self._thread.shutdown(wait=False)

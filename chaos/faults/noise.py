@@ -1,15 +1,19 @@
-"""C10: Gaussian noise on the logits before sampling. Imports torch and nothing else that is heavy."""
+"""C10: Gaussian noise on the logits before sampling.
+
+The front process reads this module for its parameters only, so torch is imported where it is used.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from msgspec import Meta
-from torch import Tensor
 
 from chaos.faults.base import Fault
 from chaos.selector import draw
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Noise(Fault, frozen=True, kw_only=True):
@@ -31,6 +35,8 @@ class Noise(Fault, frozen=True, kw_only=True):
 
     def perturb(self, row: Tensor, seed: int, request_id: str, choice: int, step: int) -> Tensor:
         """Return float32 [vocab]: the row plus its noise. The row is not written to."""
+        import torch  # noqa: PLC0415
+
         generator = torch.Generator().manual_seed(draw(seed, request_id, choice, step) >> 1)
         noise = torch.randn(row.shape, generator=generator, dtype=torch.float32)
         return row + self.sigma * noise.to(row.device)

@@ -79,11 +79,10 @@ def test_sentences_and_pieces_cover_any_text(text):
     sides,
     units,
     ratios,
-    st.tuples(st.booleans(), st.booleans()),
-    st.sampled_from(["user", "context"]),
+    st.tuples(st.booleans(), st.booleans(), st.sampled_from(["user", "context"])),
 )
-def test_nothing_is_ever_emptied(text, side, unit, ratio, flags, reach):
-    keep, spare = flags
+def test_nothing_is_ever_emptied(text, side, unit, ratio, more):
+    keep, spare, reach = more
     fault = Truncation(
         unit=unit, side=side, ratio=ratio, keep_question=keep, spare_question=spare, reach=reach
     )
