@@ -1,0 +1,42 @@
+"""The journal on a disk that is really full."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from chaos.journal import Journal, JournalError
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    target = tmp_path / "disk"
+    target.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(target)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs root and the right to mount a tmpfs")
+    yield target
+    subprocess.run(["umount", str(target)], check=True)
+
+
+def test_a_write_that_does_not_fit_leaves_no_half_line(small_disk):
+    journal = Journal(small_disk / "journal.jsonl")
+    journal.append("start", fault_id="a")
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+        while file.write(b"x" * 4096) == 4096:
+            pass
+        raise OSError
+    with pytest.raises(JournalError, match="cannot be written"):
+        for number in range(60):
+            journal.append("start", fault_id=f"long-{number}", params={"x": "y" * 200})
+    assert "unwritten" in journal.remember("end", fault_id="b", reason="z" * 4096)
+    filler.unlink()
+    journal.append("end", fault_id="a")
+    lines = journal.path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines][::-1][0] == "end"
+    journal.close()
+    again = Journal(small_disk / "journal.jsonl")
+    assert "a" not in again.open_leases
+    again.close()
