@@ -52,7 +52,7 @@ USER quaver
 EXPOSE 8501
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=6 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8501/_stcore/health', timeout=2)"]
-CMD ["sh", "-c", "exec streamlit run \"$(python -c 'import dashboards, os; print(os.path.dirname(dashboards.__file__))')/app.py\" --server.address 0.0.0.0 --server.port 8501 --server.headless true --browser.gatherUsageStats false"]
+CMD ["quaver", "dashboard", "--address", "0.0.0.0"]
 
 FROM engine AS locust
 USER root

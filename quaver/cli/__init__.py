@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from quaver.cli import alerts, calibrate, chaos, demo, doctor, load, model, records, serve, version
+from quaver.cli import alerts, calibrate, chaos, dashboard, demo, doctor, load, model, records, serve, version
 
 app = typer.Typer(
     name="quaver",
@@ -24,6 +24,7 @@ app.add_typer(chaos.app, name="chaos")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(records.app, name="records")
 app.command("calibrate")(calibrate.calibrate)
+app.command("dashboard")(dashboard.dashboard)
 app.command("demo")(demo.demo)
 app.command("load")(load.load)
 app.command("version")(version.version)

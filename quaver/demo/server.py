@@ -97,14 +97,8 @@ def start_dashboard(state_dir: Path, server_url: str, keys_dir: Path) -> tuple[C
     """Start the Streamlit dashboard; None when the extra is not installed."""
     if find_spec("streamlit") is None:
         return None
-    import dashboards  # noqa: PLC0415
+    from dashboards.__main__ import command  # noqa: PLC0415
 
     port = free_port(8501)
-    app = Path(str(dashboards.__file__)).with_name("app.py")
-    command = [
-        *(sys.executable, "-m", "streamlit", "run", str(app), "--server.headless", "true"),
-        *("--server.port", str(port), "--server.address", "127.0.0.1"),
-        *("--browser.gatherUsageStats", "false"),
-    ]
     env = {"QUAVER_URL": server_url, "QUAVER_KEYS_DIR": str(keys_dir)}
-    return Child("dashboard", command, env, state_dir / "dashboard.log"), f"http://127.0.0.1:{port}"
+    return Child("dashboard", command(port), env, state_dir / "dashboard.log"), f"http://127.0.0.1:{port}"
