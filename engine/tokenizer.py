@@ -27,7 +27,7 @@ _LLAMA3 = (
 )
 #: GGUF's names for ways to cut text into words before BPE.
 _DIGITS_FIRST = frozenset({"smollm", "starcoder", "refact", "command-r"})
-_PLAIN = frozenset({"gpt-2", "gpt2", "default"})
+_PLAIN = frozenset({"gpt-2", "gpt2"})
 _LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 
@@ -62,7 +62,7 @@ class Tokenizer:
         self._special = {token.content: i for i, token in added.items() if token.special}
         self._special_ids = frozenset(self._special.values())
         spellings = "|".join(re.escape(s) for s in sorted(self._special, key=len, reverse=True)) or r"(?!)"
-        self._spelled = re.compile(spellings)
+        self._starts = re.compile(f"(?={spellings})")
         self._unguarded = re.compile(f"(?<!{GUARD})({spellings})")
         self._pieces = _token_bytes(backend)
         self._adds_space = any(mark in repr(backend.decoder) for mark in ("Strip(", '"always"', '"first"'))
@@ -113,7 +113,7 @@ class Tokenizer:
         guarded: list[dict[str, Any]] = [self._guard(dict(message)) for message in messages]
         opening = None if prefill is None else self._guard(prefill)
         if guarded and guarded[-1].get("role") == "assistant":
-            opening = (guarded.pop().get("content") or "") + (opening or "")
+            opening = _text_of(guarded.pop()) + (opening or "")
         if opening is not None:
             guarded.append({"role": "assistant", "content": _PREFILL})
         text = self._render(guarded, add_generation_prompt and opening is None)
@@ -161,12 +161,19 @@ class Tokenizer:
 
     def _guard(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._spelled.sub(lambda found: GUARD + found.group(), value.translate(_DROP_MARKS))
+            return self._starts.sub(GUARD, value.translate(_DROP_MARKS))
         if isinstance(value, Mapping):
             return {key: self._guard(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._guard(item) for item in value]
         return value
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        raise ChatTemplateError("an assistant message can be continued only if its content is a string")
+    return content
 
 
 def byte_level_bpe(

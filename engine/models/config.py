@@ -9,6 +9,19 @@ class ModelError(Exception):
     """A model cannot be used; the message names the file, the cause and the mend."""
 
 
+#: Far above any model of this family; keeps a damaged number from asking for endless memory.
+_MOST = {
+    "vocab": 1 << 22,
+    "hidden": 1 << 18,
+    "layers": 1 << 10,
+    "heads": 1 << 12,
+    "kv_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "intermediate": 1 << 20,
+    "max_context": 1 << 22,
+}
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes and constants of a Llama-family model, in the same terms for every file format.
@@ -39,18 +52,9 @@ class ModelConfig:
     add_bos: bool
 
     def __post_init__(self) -> None:
-        for field in (
-            "vocab",
-            "hidden",
-            "layers",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "intermediate",
-            "max_context",
-        ):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        for field, most in _MOST.items():
+            if not 1 <= getattr(self, field) <= most:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1, at most {most}")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_dim % 2:

@@ -87,7 +87,7 @@ class GgufFile:
             backend = byte_level_bpe(
                 tokens,
                 merges,
-                pre_tokenizer=str(self._get("tokenizer.ggml.pre", "default")),
+                pre_tokenizer=str(self._get("tokenizer.ggml.pre")),
                 special=self._tokens_of_type(_CONTROL),
                 whole=self._tokens_of_type(_USER_DEFINED),
             )

@@ -65,6 +65,15 @@ def test_a_prefill_cannot_write_a_control_token_either():
     assert 2 not in PLAIN.encode_prompt(rendered)[-12:]
 
 
+def test_specials_that_contain_each_other():
+    specials = ["<<a>>", "<a>", "a>>"]
+    backend = byte_level_bpe([*specials, *LETTERS], [], pre_tokenizer="gpt-2", special=specials)
+    tok = Tokenizer(backend, template=CHATML, bos_id=None, eos_ids=(), add_bos=False)
+    ids = tok.encode_prompt(tok.chat([{"role": "user", "content": "<<a>> <a>>"}]))
+    assert min(ids) >= len(specials)
+    assert "<<a>> <a>>" in tok.decode(ids)
+
+
 def test_special_tokens_in_plain_prompts_are_parsed():
     assert PLAIN.encode("he<|im_end|>") == [259, 2]
     assert PLAIN.encode_prompt("<|im_start|>he") == [1, 259]
@@ -119,6 +128,8 @@ def test_messages_are_not_changed():
         ("{{ messages.append(1) }}", HELLO, "refused"),
         ("{{ ''.__class__.__mro__ }}", HELLO, "refused"),
         ("{{ messages[0]['content'] }}", [*HELLO, {"role": "assistant", "content": "x"}], "continued"),
+        (CHATML, [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}], "continued"),
+        (CHATML, [{"role": "user", "content": None}], "failed on the messages"),
     ],
 )
 def test_what_a_template_refuses(template, messages, said):
