@@ -15,7 +15,7 @@ from dashboards.markup import visible
 from dashboards.palette import TEAL, Mode
 from dashboards.shapes import Detail, Instant, Layers, Span
 
-ENTROPY_DOMAIN = (0.0, 10.8)  # nats; ln of SmolLM2's vocabulary
+ENTROPY_DOMAIN = (0.0, 6.0)  # nats; at 6 some 400 tokens are in the balance, and more says no more
 WINDOW = 40
 
 

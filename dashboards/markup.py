@@ -82,8 +82,8 @@ def plain(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Return text with spaces, tabs and line ends made visible (not yet escaped)."""
-    return text.replace(" ", "·").replace("\t", "⇥").replace("\r", "␍").replace("\n", "⏎")
+    """Return text with spaces, tabs and line ends made visible, and ∅ for none (not yet escaped)."""
+    return text.replace(" ", "·").replace("\t", "⇥").replace("\r", "␍").replace("\n", "⏎") or "∅"
 
 
 def ribbon(tokens: dict[str, list[Any]], mode: Mode, chosen: int | None = None) -> str:
@@ -120,7 +120,7 @@ def _token(tokens: dict[str, list[Any]], index: int, text: str | None, mode: Mod
     if surprisal is not None:
         fill = log_p_colour(-surprisal, mode)
         style = f' style="background:{fill};color:{ink_on(fill)}"'
-    shown = str(index) if text is None else visible(text) or "∅"
+    shown = str(index) if text is None else visible(text)
     after = "<br>" * text.count("\n") if text else ""
     hint = escape(" · ".join(told))
     return f'<span class="{" ".join(classes)}" title="{hint}"{style}>{escape(shown)}</span>{after}<wbr>'

@@ -77,18 +77,19 @@ def settle(page: Any) -> None:
         }""",
         timeout=60_000,
     )
-    page.wait_for_timeout(800)
+    page.wait_for_timeout(2000)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_in_both_themes(site: str, browser: Any, scheme: str) -> None:
+def test_pages_in_both_themes(recorded_engine: Any, site: str, browser: Any, scheme: str) -> None:
     ARTIFACTS.mkdir(exist_ok=True)
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1400, "height": 1850})
     page = context.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
+    chosen = recorded_engine.answers["detail"]["request"]["request_id"]
     for path, title in PAGES.items():
-        page.goto(f"{site}/{path}")
+        page.goto(f"{site}/{path}" + (f"?id={chosen}" if path == "request" else ""))
         settle(page)
         assert page.locator("h1").inner_text() == title
         assert page.locator('[data-testid="stException"]').count() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -94,8 +95,6 @@ def detail(kl: list[object] | None, steps: tuple[int, ...] = (0, 8)) -> Detail:
         "tokens": {"choice": [0] * 12, "step": list(range(12)), "text": [None] * 12},
         "layers": {"layers": [0, 4, 5], "heads": 2, "rows": rows},
     }
-    import msgspec
-
     return read(msgspec.json.encode(body), Detail)
 
 
@@ -117,7 +116,7 @@ def test_entropy_flow_takes_sampled_tokens_and_fixed_colours() -> None:
     assert data["token"].unique().tolist() == [0, 8]
     spec = maps.entropy_chart(data, 8, "light").to_dict()
     scale = spec["layer"][0]["encoding"]["color"]["scale"]
-    assert scale["domain"] == [0.0, 10.8]
+    assert scale["domain"] == list(maps.ENTROPY_DOMAIN)
     assert scale["scheme"] == "cividis"
     assert maps.nearest(maps.sampled(found), 5) == 8
     many = maps.entropy_flow(detail(None, tuple(range(12))), 5)

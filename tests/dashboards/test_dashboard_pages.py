@@ -66,8 +66,9 @@ def test_the_app_starts_on_live(recorded_engine: Any) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_populated(recorded_engine: Any, name: str) -> None:
-    script = show(name)
+    script = show(name, request=recorded_engine.answers["detail"]["request"]["request_id"])
     assert not script.error
+    assert not script.warning
     assert script.title[0].value.lower() == name
 
 
