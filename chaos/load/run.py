@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,8 @@ def run_headless(
     `rate` is requests a second over all users, scheduled ahead; 0 asks as fast as answers come.
     SIGINT and SIGTERM reach Locust, which saves what it has. Raises LoadError.
     """
-    try:
-        import locust  # noqa: F401, PLC0415
-    except ImportError:
-        raise LoadError("Locust is not installed; pip install 'quaver[load]'") from None
+    if find_spec("locust") is None:  # not imported here: that would patch this process's threads
+        raise LoadError("Locust is not installed; pip install 'quaver[load]'")
     out_dir.mkdir(parents=True, exist_ok=True)
     report_file = out_dir / "readers.json"
     report_file.unlink(missing_ok=True)

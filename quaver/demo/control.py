@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -107,6 +110,25 @@ class Control:
         body = {"kind": kind, "params": params, "selector": {"share": 1.0}, "ttl_s": ttl_s, "seed": seed}
         answer = await self._call("POST", "/quaver/chaos/faults", body)
         return Lease(answer["fault_id"], kind, answer["started"])
+
+    @asynccontextmanager
+    async def fault(
+        self, held: list[Lease], kind: str, params: dict[str, Any], ttl_s: float, seed: int
+    ) -> AsyncIterator[Lease]:
+        """Keep a fault in force; `held` names it for whoever cleans up, from before it may act.
+
+        Being cancelled while the fault starts loses no lease: the start is waited for, then ended.
+        """
+        starting = asyncio.ensure_future(self.start_fault(kind, params, ttl_s, seed))
+        try:
+            lease = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            held.append(await starting)
+            raise
+        held.append(lease)
+        yield lease
+        await self.end_fault(lease)
+        held.remove(lease)
 
     async def touched(self, lease: Lease) -> int | None:
         """Return how many requests a fault in force has touched, None when it has ended."""

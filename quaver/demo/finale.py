@@ -32,15 +32,10 @@ class Finale:
         """Healthy readers first, then the fault until the breaker opens, then the way back."""
         await self._healthy()
         result = FinaleResult()
-        lease = await self._control.start_fault("noise", {"sigma": FINALE_SIGMA}, FAULT_S + 15.0, seed=2)
-        self.leases.append(lease)
         started = time.time()
-        self._show.say(f"[bold]L2: noise of σ {FINALE_SIGMA:g} makes the text unreadable[/bold]")
-        try:
+        async with self._control.fault(self.leases, "noise", {"sigma": FINALE_SIGMA}, FAULT_S + 15.0, seed=2):
+            self._show.say(f"[bold]L2: noise of σ {FINALE_SIGMA:g} makes the text unreadable[/bold]")
             await self._until_open(result, started)
-        finally:
-            await self._control.end_fault(lease)
-            self.leases.remove(lease)
         ended = time.time()
         self._show.say("  the fault is ended; waiting for the breaker to probe and close")
         if result.breaker_opened:

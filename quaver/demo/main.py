@@ -19,7 +19,6 @@ from rich.console import Console
 
 from chaos.load.questions import right, supply
 from chaos.load.readers import Readers
-from chaos.load.reading import Patience
 from quaver.demo import calibration, plan, server, webhook
 from quaver.demo.control import Control, DemoError, Lease
 from quaver.demo.finale import Finale
@@ -27,11 +26,6 @@ from quaver.demo.phases import Phases
 from quaver.demo.report import CleanWindows, DemoResult, table, verdicts
 from quaver.demo.show import Show
 from quaver.demo.traffic import Traffic
-
-#: Machines that ask: they read to the end, whatever comes.
-STEADY = Patience(median_s=3600.0, reaction_s=3600.0)
-#: People who ask: fixed here, before any fault.
-PEOPLE = Patience(median_s=25.0, sigma=0.6, reaction_s=0.3, reaction_sigma=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +62,13 @@ def run(options: Options, console: Console) -> DemoResult:
 async def _until_signal(work: Coroutine[Any, Any, DemoResult]) -> DemoResult:
     task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if not task.cancelling():  # a second Ctrl-C must not stop the cleaning up
+            task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         return await task
     except asyncio.CancelledError:
@@ -117,18 +116,18 @@ async def _measure(options: Options, control: Control, place: Place, show: Show,
         raise DemoError("chaos is halted on this server: `quaver chaos unblock` lifts that")
     leases: list[list[Lease]] = []
     try:
-        rate = await calibration.calibrate(control, place.url, place.client_key, PEOPLE, show)
-        sizes = plan.make_plan(rate, options.total_s - (time.monotonic() - began))
+        pace = await calibration.calibrate(control, place.url, place.client_key, show)
+        sizes = plan.make_plan(pace.rate, options.total_s - (time.monotonic() - began))
         _tell(sizes, show)
         async with (
-            Readers(place.url, place.client_key, patience=STEADY, seed=1) as readers,
+            Readers(place.url, place.client_key, patience=calibration.STEADY, seed=1) as readers,
             Traffic(readers, supply("demo", max_tokens=plan.MAX_TOKENS, seed=1), plan.STREAMS) as traffic,
         ):
             phases = Phases(control, traffic, sizes, right, show)
             leases.append(phases.leases)
             faults = await phases.run()
         async with (
-            Readers(place.url, place.client_key, patience=PEOPLE, seed=2) as readers,
+            Readers(place.url, place.client_key, patience=pace.people, seed=2) as readers,
             Traffic(readers, supply("demo", max_tokens=plan.FINALE_TOKENS, seed=2), plan.STREAMS) as traffic,
         ):
             finale = Finale(control, traffic, sizes, show)
@@ -207,15 +206,10 @@ def _tell(sizes: plan.Plan, show: Show) -> None:
 
 
 async def _end_faults(control: Control, leases: list[Lease], show: Show) -> None:
-    """End what is still in force; where that fails, halt. Shielded: a second Ctrl-C does not stop it."""
-
-    async def end() -> None:
-        try:
-            for lease in leases:
-                await control.end_fault(lease)
-        except DemoError as error:
-            show.say(f"[red]could not end a fault ({error}); halting all chaos[/red]")
-            await control.halt()
-
-    if leases:
-        await asyncio.shield(end())
+    """End what is still in force; where that fails, halt everything."""
+    try:
+        for lease in leases:
+            await control.end_fault(lease)
+    except DemoError as error:
+        show.say(f"[red]could not end a fault ({error}); halting all chaos[/red]")
+        await control.halt()

@@ -98,14 +98,9 @@ class Phases:
         """Watch a window under a fault; the answers it touched are waited for before alerts are read."""
         limit_s = self._plan.limit_s(self._plan.fault)
         started = time.time()
-        lease = await self._control.start_fault(experiment.kind, params, limit_s + 30.0, seed=1)
-        self.leases.append(lease)
-        try:
+        async with self._control.fault(self.leases, experiment.kind, params, limit_s + 30.0, 1) as lease:
             window = await self._watch(title, self._plan.fault)
             touched = await self._control.touched(lease) or 0
-        finally:
-            await self._control.end_fault(lease)
-            self.leases.remove(lease)
         await self._traffic.drained(time.time(), DRAIN_S)
         window = Window(started, window.ended, window.answers)
         alerts = between(await self._control.alerts(), started, time.time())
@@ -125,9 +120,9 @@ class Phases:
         with self._show.phase(f"{title} ({responses} responses)", responses) as progress:
             return await self._traffic.window(responses, limit_s, progress, fresh=fresh)
 
-    async def settle(self, limit_s: float = SETTLE_S) -> bool:
+    async def settle(self) -> bool:
         """Wait until no alert fires and no breaker is open; False when that takes too long."""
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + SETTLE_S
         while time.monotonic() < end:
             with suppress(DemoError):
                 firing = [a for a in await self._control.alerts() if a.ends_at is None and a.level in LEVELS]

@@ -14,9 +14,9 @@ FINALE_BASE = 48  # responses of impatient readers before the last fault
 FINALE_S = 90.0
 FINALE_TOKENS = 48
 FINALE_SIGMA = 4.0
-FEW, MANY = 24, 80  # bounds of a control or fault window, in responses
-CALIBRATION = (120, 300)  # bounds of the calibration, in responses
-CALIBRATION_S = 110.0
+FEW, MANY = 24, 100  # bounds of a control or fault window, in responses
+CALIBRATION = (160, 360)  # bounds of the calibration, in responses
+CALIBRATION_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

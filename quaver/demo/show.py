@@ -20,7 +20,7 @@ class Show:
     def say(self, text: str) -> None:
         """Print one line with the demo's clock in front."""
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
-        self.console.print(f"[dim]{minutes:02d}:{seconds:02d}[/dim] {text}", highlight=False)
+        self.console.print(f"[dim]{minutes:02d}:{seconds:02d}[/dim] {text}", highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, title: str, total: int) -> Iterator[Callable[[int], None]]:

@@ -20,7 +20,7 @@ def test_slow_machine_keeps_the_clean_windows_and_says_that_it_takes_longer() ->
 
 
 def test_calibration_grows_with_the_speed_within_bounds() -> None:
-    assert [plan.calibration_size(rate) for rate in (0.1, 2.0, 99.0)] == [120, 220, 300]
+    assert [plan.calibration_size(rate) for rate in (0.1, 2.0, 99.0)] == [160, 240, 360]
 
 
 def test_every_fault_of_c8_to_c10_has_its_control() -> None:
