@@ -108,6 +108,7 @@ async def _demo(options: Options, console: Console) -> DemoResult:
 
 async def _measure(options: Options, control: Control, place: Place, show: Show, began: float) -> DemoResult:
     """Calibrate, run the experiments and the finale; faults still in force are ended on every way out."""
+    clock = time.time()
     model = str((await control.status())["model"])
     chaos = await control.chaos()
     if not chaos["enabled"]:
@@ -133,7 +134,7 @@ async def _measure(options: Options, control: Control, place: Place, show: Show,
             finale = Finale(control, traffic, sizes, show)
             leases.append(finale.leases)
             last = await finale.run()
-        arrived = await webhook.arrived(control) if place.child is None else None
+        arrived = await webhook.arrived(control, clock) if place.child is None else None
     finally:
         await _end_faults(control, [lease for held in leases for lease in held], show)
     clean = CleanWindows(

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
-from quaver.demo.control import Control
+from quaver.demo.control import Control, unix
 
 WAIT_S = 60.0
 
 
-async def arrived(control: Control, limit_s: float = WAIT_S) -> str:
-    """Wait until a notification of a joint alert came back; return what happened, in words.
+async def arrived(control: Control, since: float, limit_s: float = WAIT_S) -> str:
+    """Wait until a notification of an alert of this run (from unix time `since`) came back; tell of it.
 
     Alertmanager groups before it notifies, so this may take its `group_wait`.
     """
     end = time.monotonic() + limit_s
     while True:
         state = await control.alert_state()
-        ours = {entry["name"] for entry in [*state.get("history", ()), *state.get("active", ())]}
-        names = [name for notification in state.get("webhook", ()) for name in _names(notification)]
-        back = sorted(ours & set(names))
-        if back:
-            return f"Webhook: {', '.join(back)} went engine → Alertmanager → webhook."
+        ours = {alert["name"] for alert in (*state["history"], *state["active"]) if _begun(alert, since)}
+        back = {
+            entry["labels"]["alertname"]
+            for entry in state["webhook"]
+            if entry["source"] == "alertmanager" and _begun(entry, since)
+        }
+        if ours & back:
+            return f"Webhook: {', '.join(sorted(ours & back))} went engine → Alertmanager → webhook."
         if not ours:
             return "Webhook: no alert fired, so none could come back."
         if time.monotonic() > end:
@@ -33,13 +37,6 @@ async def arrived(control: Control, limit_s: float = WAIT_S) -> str:
         await asyncio.sleep(1.0)
 
 
-def _names(notification: dict[str, object]) -> list[str]:
-    """Return the alert names in a stored notification."""
-    alerts = notification.get("alerts")
-    if isinstance(alerts, list):
-        labels = [alert.get("labels", {}) for alert in alerts if isinstance(alert, dict)]
-        return [str(label.get("alertname")) for label in labels]
-    labels_of_one = notification.get("labels")
-    if isinstance(labels_of_one, dict):
-        return [str(labels_of_one.get("alertname"))]
-    return [str(notification.get("name"))]
+def _begun(alert: dict[str, Any], since: float) -> bool:
+    starts = unix(alert["startsAt"])
+    return starts is not None and starts >= since

@@ -103,7 +103,14 @@ def _app(stage: Stage) -> Starlette:
             {
                 "active": [a for a in stage.alerts if a["state"] == "firing"],
                 "history": stage.alerts,
-                "webhook": [{"alerts": [{"labels": {"alertname": a["name"]}}]} for a in stage.alerts],
+                "webhook": [
+                    {
+                        "source": "alertmanager",
+                        "labels": {"alertname": a["name"]},
+                        "startsAt": a["startsAt"],
+                    }
+                    for a in stage.alerts
+                ],
                 "breaker": {"qa": {"state": stage.breaker}},
                 "evaluator": {"baseline": "now", "baseline_problem": None},
             }
