@@ -111,10 +111,10 @@ class Engine:
         self._sources[sequence.key] = sampler.generator(request.params, request.choice)
         self.waiting.append(sequence)
 
-    def abort(self, request_id: str) -> None:
-        """End every choice of a request, waiting or running; unknown ids are ignored."""
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a choice of a request, or every one, waiting or running; unknown ones are ignored."""
         for sequence in [*self.waiting, *self.running]:
-            if sequence.key[0] == request_id:
+            if sequence.key[0] == request_id and choice in (None, sequence.key[1]):
                 self._finish(sequence, "abort")
 
     def step(self) -> StepOutput:

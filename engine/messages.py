@@ -68,9 +68,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Stop every choice of a request, in whatever state it is. Unknown ids are ignored."""
+    """Stop a choice of a request, or every one (None), in whatever state. Unknown ones are ignored."""
 
     request_id: str
+    choice: int | None = None
 
 
 class AttachFault(msgspec.Struct, frozen=True, tag="attach", kw_only=True):

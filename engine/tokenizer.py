@@ -186,16 +186,18 @@ def byte_level_bpe(
 ) -> tokenizers.Tokenizer:
     """Return a byte-level BPE tokenizer from GGUF's lists.
 
-    `pre_tokenizer` is GGUF's name for how text is cut into words first; raises ValueError for one
-    that we do not know, because a wrong guess would silently change every prompt. `special` are
-    the control tokens among `tokens`; `whole` are ordinary text that is never cut.
+    `pre_tokenizer` is GGUF's name for how text is cut into words first. `special` are the control
+    tokens among `tokens`; `whole` are ordinary text that is never cut. Raises ValueError for merges
+    that do not fit the vocabulary, and for a pre-tokenizer that we do not know: a wrong guess would
+    silently change every prompt.
     """
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    pairs = [(pair[0], pair[-1]) for pair in merges]
+    for left, right in pairs:
+        if not {left, right, left + right} <= vocabulary.keys():
+            raise ValueError(f"the vocabulary lacks a part of the merge {left!r} + {right!r}")
     backend = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
-            merges=[(pair[0], pair[-1]) for pair in merges],
-            ignore_merges=pre_tokenizer in _LLAMA3_NAMES,
-        )
+        models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre_tokenizer in _LLAMA3_NAMES)
     )
     backend.pre_tokenizer = _pre_tokenizer(pre_tokenizer)
     backend.decoder = decoders.ByteLevel()

@@ -201,6 +201,7 @@ class Generation:
                 self._time(choice, token, batch.arrived)
                 if choice.stream.stopped:
                     choice.finish = "stop"
+                    self._state.client.abort(self.job.meta.request_id, choice.index)
         for finish in batch.finished:
             self._end(self.choices[finish.choice], finish)
             texts.setdefault(finish.choice, "")
@@ -212,8 +213,6 @@ class Generation:
             if final or ending:
                 deltas.append(choice.delta(final))
                 self._tell_text(choice, final)
-        if all(choice.finish for choice in self.choices) and not self._all_ended:
-            self._state.client.abort(self.job.meta.request_id)
         return deltas
 
     def _end(self, choice: Choice, finish: Finish) -> None:

@@ -82,8 +82,8 @@ class GgufFile:
                 "use the model's safetensors folder instead"
             )
         tokens: list[str] = self._get("tokenizer.ggml.tokens")
-        merges = [tuple(pair.split(" ", 1)) for pair in self._get("tokenizer.ggml.merges")]
         try:
+            merges = [tuple(pair.split(" ", 1)) for pair in self._get("tokenizer.ggml.merges")]
             backend = byte_level_bpe(
                 tokens,
                 merges,
@@ -91,8 +91,8 @@ class GgufFile:
                 special=self._tokens_of_type(_CONTROL),
                 whole=self._tokens_of_type(_USER_DEFINED),
             )
-        except ValueError as error:
-            raise ModelError(f"{self.path}: {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(f"{self.path}: the tokenizer cannot be built: {error}") from error
         return Tokenizer(
             backend,
             template=self._get("tokenizer.chat_template", None),
@@ -203,10 +203,10 @@ class GgufFile:
 def _hf_name(name: str) -> str | None:
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
-    if not name.startswith("blk."):
-        return None
-    _, layer, part, suffix = name.split(".", 3)
-    return f"model.layers.{layer}.{_BLOCK_NAMES[part]}.{suffix}" if part in _BLOCK_NAMES else None
+    match name.split("."):
+        case ["blk", layer, part, suffix] if part in _BLOCK_NAMES:
+            return f"model.layers.{layer}.{_BLOCK_NAMES[part]}.{suffix}"
+    return None
 
 
 def _half_split(rows: Tensor, heads: int) -> Tensor:

@@ -142,10 +142,10 @@ class EngineClient:
             self._send(request)
         return channel
 
-    def abort(self, request_id: str) -> None:
-        """Stop a request in whatever state it is; its channel still gets its Finish."""
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Stop a choice of a request, or every one, in whatever state; the channel still gets its Finish."""
         if request_id in self._channels:
-            self._send(Abort(request_id))
+            self._send(Abort(request_id, choice))
 
     def release(self, request_id: str) -> None:
         """Forget a request's channel, aborting what still runs. Called once its reader is gone."""

@@ -98,8 +98,8 @@ class Worker:
                 self._alone = False
             case Submit() as request:
                 self._submit(request)
-            case Abort(request_id):
-                self.engine.abort(request_id)
+            case Abort(request_id, choice):
+                self.engine.abort(request_id, choice)
             case AttachFault() as fault:
                 self._attach(fault)
                 self._obeyed += 1

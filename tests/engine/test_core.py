@@ -260,7 +260,8 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.count)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.engine.abort(f"q{data.draw(st.integers(1, self.count + 1))}")
+        request_id = f"q{data.draw(st.integers(1, self.count + 1))}"
+        self.engine.abort(request_id, data.draw(st.none() | st.integers(0, 3)))
 
     @precondition(lambda self: self.engine.has_work)
     @rule()
