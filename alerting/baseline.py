@@ -6,13 +6,14 @@ the false-alarm bounds rest on the second half alone. Route `*` pools all routes
 
 from __future__ import annotations
 
+import bisect
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,10 +23,9 @@ from alerting.sequential import rate_upper_bound
 
 FORMAT_VERSION = 1
 POOLED = "*"
-_SPREAD_FLOOR = 0.02  # in nats and in probability: finer differences carry no meaning
-
-Signal = Literal["l1", "confidence", "entropy"]
-SIGNALS: tuple[Signal, ...] = ("l1", "confidence", "entropy")
+L1 = "l1"  # the test of the strongest tail of all
+_TAIL = 0.1  # share of the healthy values from which on a tail is taken to be exponential
+_SCALE_FLOOR = 0.002  # in nats and in probability: finer differences carry no meaning
 
 
 class BaselineError(ValueError):
@@ -53,42 +53,54 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """A statistic under health: its median, and the distances to its 10th and 90th percentiles."""
+    """One side of a statistic under health.
 
-    median: float
-    below: float
-    above: float
-    values: list[float]  # sorted
+    `values` are sorted, negated for the low side: larger is always more suspicious. Beyond `start`,
+    their 90th percentile, the tail is exponential with `scale`.
+    """
 
-    def score(self, value: float, side: Literal["low", "high", "both"]) -> float:
-        """Return how many healthy spreads `value` lies out on its suspicious side."""
-        low, high = (self.median - value) / self.below, (value - self.median) / self.above
-        return {"low": low, "high": high, "both": max(low, high)}[side]
+    values: list[float]
+    start: float
+    scale: float
+
+    def score(self, value: float) -> float:
+        """Return −ln of the healthy tail probability at a value (negated for the low side)."""
+        if value > self.start:
+            return (value - self.start) / self.scale - math.log(_TAIL)
+        size = len(self.values)
+        beyond = size - bisect.bisect_left(self.values, value)
+        return -math.log(max(_TAIL, (beyond + 1) / (size + 1)))
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one quantile preset in one stratum, and how often health passes them."""
+    """Limits of one quantile preset in one stratum, and how often health passes them.
+
+    Tests are named `<statistic>:<side>@<level>`, and `l1` for the strongest tail of all.
+    """
 
     tails: dict[str, Tail]
-    thresholds: dict[Signal, float]
-    counts: dict[Signal, Count]
-    grade_thresholds: list[float] = []  # of the L1 score, one per grade of the preset
-    grade_counts: list[Count] = []
+    thresholds: dict[str, float]
+    counts: dict[str, Count]
 
-    def judge(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> dict[Signal, bool]:
-        """Return, for each signal, whether a response passes its limit. Absent statistics do not speak."""
-        scores = _scores(statistics, listed, self.tails)
-        return {signal: scores[signal] > self.thresholds[signal] for signal in SIGNALS}
-
-    def passed(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> list[bool]:
-        """Return, for each grade, whether a response passes its limit."""
-        score = _scores(statistics, listed, self.tails)["l1"]
-        return [score > threshold for threshold in self.grade_thresholds]
+    def judge(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> dict[str, bool]:
+        """Return, for each test, whether a response passes its limit. Absent statistics do not speak."""
+        scores = tail_scores(statistics, listed, self.tails)
+        if not scores:
+            return {}
+        tests = {name: scores[key] > limit for name, key, limit in self._tests(listed) if key in scores}
+        return tests | {L1: max(scores.values()) > self.thresholds[L1]}
 
     def strongest(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> str:
-        """Return the name of the statistic that lies furthest out."""
-        present = [s for s in listed if s.name in statistics and s.name in self.tails]
-        return max(present, key=lambda s: self.tails[s.name].score(statistics[s.name], s.side)).name
+        """Return the statistic and side that lie furthest out."""
+        scores = tail_scores(statistics, listed, self.tails)
+        return max(scores, key=scores.__getitem__)
+
+    def _tests(self, listed: Iterable[Statistic]) -> Iterator[tuple[str, str, float]]:
+        for statistic in listed:
+            for level in statistic.levels:
+                name = name_of_test(statistic, level)
+                if name in self.thresholds:
+                    yield name, statistic.key, self.thresholds[name]
 
 
 class Stratum(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +113,7 @@ class Stratum(msgspec.Struct, frozen=True, kw_only=True):
 
     def l1(self) -> dict[str, Count]:
         """Return how many healthy responses raised an L1, by preset."""
-        return {name: limits.counts["l1"] for name, limits in self.limits.items()} | self.raw
+        return {name: limits.counts[L1] for name, limits in self.limits.items()} | self.raw
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,23 +256,26 @@ def _stratum(route: str, band: str, samples: list[Sample], rules: Rules) -> Stra
 
 
 def _limits(fit: list[Sample], rate: list[Sample], preset: QuantilePreset) -> Limits:
-    tails: dict[str, Tail] = {}
-    for statistic in preset.statistics:
-        values = sorted(s.statistics[statistic.name] for s in fit if statistic.name in s.statistics)
-        if values:
-            tails[statistic.name] = _tail(values)
-    scores = [_scores(s.statistics, preset.statistics, tails) for s in fit]
-    shares = {"l1": preset.alpha, "confidence": preset.alpha / 2, "entropy": preset.alpha / 2}
-    thresholds: dict[Signal, float] = {
-        signal: conformal_threshold([score[signal] for score in scores], shares[signal]) for signal in SIGNALS
+    listed = preset.statistics
+    tails = {s.key: tail for s in listed if (tail := _tail([x.statistics for x in fit], s)) is not None}
+    scores = [tail_scores(s.statistics, listed, tails) for s in fit]
+    thresholds = {L1: conformal_threshold([max(s.values()) for s in scores if s], preset.alpha)}
+    for statistic in listed:
+        own = [s[statistic.key] for s in scores if statistic.key in s]
+        for level in statistic.levels if own else ():
+            thresholds[name_of_test(statistic, level)] = conformal_threshold(own, level)
+    unused = Limits(tails=tails, thresholds=thresholds, counts={})
+    verdicts = [unused.judge(s.statistics, listed) for s in rate]
+    counts = {
+        name: Count(sum(v.get(name, False) for v in verdicts), sum(name in v for v in verdicts))
+        for name in thresholds
     }
-    grades = [conformal_threshold([score["l1"] for score in scores], grade) for grade in preset.grades]
-    unused = Limits(tails=tails, thresholds=thresholds, counts={}, grade_thresholds=grades)
-    verdicts = [unused.judge(s.statistics, preset.statistics) for s in rate]
-    counts = {signal: Count(sum(v[signal] for v in verdicts), len(verdicts)) for signal in SIGNALS}
-    passed = [unused.passed(s.statistics, preset.statistics) for s in rate]
-    grade_counts = [Count(sum(column), len(passed)) for column in zip(*passed, strict=True)]
-    return msgspec.structs.replace(unused, counts=counts, grade_counts=grade_counts)
+    return Limits(tails=tails, thresholds=thresholds, counts=counts)
+
+
+def name_of_test(statistic: Statistic, level: float) -> str:
+    """Return the name of the test of a statistic at a level."""
+    return f"{statistic.key}@{level:g}"
 
 
 def conformal_threshold(scores: list[float], alpha: float) -> float:
@@ -269,23 +284,26 @@ def conformal_threshold(scores: list[float], alpha: float) -> float:
     return sorted(scores)[rank - 1]
 
 
-def _tail(values: list[float]) -> Tail:
-    low, median, high = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
-    return Tail(
-        median=median,
-        below=max(median - low, _SPREAD_FLOOR),
-        above=max(high - median, _SPREAD_FLOOR),
-        values=values,
-    )
-
-
-def _scores(
+def tail_scores(
     statistics: Mapping[str, float], listed: Iterable[Statistic], tails: Mapping[str, Tail]
-) -> dict[Signal, float]:
-    scores: dict[Signal, float] = dict.fromkeys(SIGNALS, -math.inf)
-    for statistic in listed:
-        if statistic.name in statistics and statistic.name in tails:
-            score = tails[statistic.name].score(statistics[statistic.name], statistic.side)
-            scores[statistic.signal] = max(scores[statistic.signal], score)
-            scores["l1"] = max(scores["l1"], score)
-    return scores
+) -> dict[str, float]:
+    """Return −ln of the healthy tail probability of each statistic and side that is present."""
+    return {
+        s.key: tails[s.key].score(_signed(statistics[s.name], s))
+        for s in listed
+        if s.name in statistics and s.key in tails
+    }
+
+
+def _tail(healthy: list[dict[str, float]], statistic: Statistic) -> Tail | None:
+    values = sorted(_signed(h[statistic.name], statistic) for h in healthy if statistic.name in h)
+    if not values:
+        return None
+    start = float(np.quantile(values, 1 - _TAIL))
+    beyond = [value - start for value in values if value > start]
+    scale = sum(beyond) / len(beyond) if beyond else 0.0
+    return Tail(values=values, start=start, scale=max(scale, _SCALE_FLOOR))
+
+
+def _signed(value: float, statistic: Statistic) -> float:
+    return -value if statistic.side == "low" else value

@@ -220,7 +220,7 @@ class Evaluator:
             if name in self._raw:
                 continue
             verdict = judge.verdict(entry.started.route, band, entry.tracker.sentence, entry.raw_l1)
-            if verdict is not None and verdict.signals["l1"]:
+            if verdict is not None and verdict.l1:
                 self._raise_l1(entry, name, now, verdict.cause)
 
     def _judge_whole(self, entry: _Open, event: ResponseEnded) -> dict[str, Verdict]:
@@ -243,7 +243,7 @@ class Evaluator:
                 continue
             verdicts[name] = verdict
             self._metrics.scored.labels(self._route(entry.started.route).name, name).inc()
-            if verdict.signals["l1"]:
+            if verdict.l1:
                 self._raise_l1(entry, name, event.time, verdict.cause)
         return verdicts
 

@@ -6,11 +6,11 @@ import math
 from collections import deque
 from typing import Any, Literal
 
-from alerting.baseline import Signal
+from alerting.baseline import L1, name_of_test
 from alerting.interruptions import OutcomeWindow, TenantCap
 from alerting.judge import Verdict
 from alerting.rules import QuantilePreset, RawPreset, Rules
-from alerting.sequential import EDetector, GradedDetector, RecoveryWindow
+from alerting.sequential import Bank, BankRecovery, EDetector, RecoveryWindow
 
 Condition = Literal["l1_rate", "joint", "leaving"]
 
@@ -27,9 +27,10 @@ class RouteEvidence:
         self._rules = rules
         self._preset = preset
         grid, cap = rules.rate.grid, _CAP * rules.rate.threshold
-        self.l1 = GradedDetector(grid, cap, len(preset.grades) if isinstance(preset, QuantilePreset) else 1)
-        self.confidence = EDetector(grid, cap)
-        self.entropy = EDetector(grid, cap)
+        self.l1 = Bank(grid, cap)  # every test of the model's side
+        self.confidence = Bank(grid, cap)
+        self.entropy = Bank(grid, cap)
+        self._signal = _signals(preset)
         self.interruption = EDetector(grid, cap)
         self.leaving = EDetector(grid, cap)  # interruptions while an L1 is live
         share = preset.l2.tenant_share
@@ -38,10 +39,10 @@ class RouteEvidence:
         window_s = preset.l2.window_s if isinstance(preset, RawPreset) else preset.l2.live_s
         self._window = OutcomeWindow(window_s, share)
         size = rules.rate.recover_responses
-        self.recovery: dict[Condition, tuple[RecoveryWindow | None, RecoveryWindow | None]] = {
+        self.recovery: dict[Condition, tuple[BankRecovery | None, RecoveryWindow | None]] = {
             # responses since each alert began: the model's side, the users' side
-            "l1_rate": (RecoveryWindow(size), None),
-            "joint": (RecoveryWindow(size), RecoveryWindow(size // 2)),
+            "l1_rate": (BankRecovery(size), None),
+            "joint": (BankRecovery(size), RecoveryWindow(size // 2)),
             "leaving": (None, RecoveryWindow(size // 2)),
         }
         self.live_interruptions = 0
@@ -74,22 +75,19 @@ class RouteEvidence:
         self.last_response = time
         self.unscored = 0
         self.basis = verdict.basis
-        self.recent.append(verdict.signals["l1"])
-        self.rate = verdict.rates.get("l1")
+        self.recent.append(verdict.l1)
+        self.rate = verdict.rates.get(L1)
         if self.rate is None:
             return
-        for window, _ in self.recovery.values():
-            if window is not None:
-                window.add(*verdict.grades[-1])
+        for model, _ in self.recovery.values():
+            if model is not None:
+                model.add(verdict.tests, verdict.rates)
         if not l1_frozen:
-            self.l1.update(verdict.grades)
-        if isinstance(self._preset, QuantilePreset) and not joint_frozen:
-            signals: tuple[tuple[Signal, EDetector], ...] = (
-                ("confidence", self.confidence),
-                ("entropy", self.entropy),
-            )
-            for signal, detector in signals:
-                detector.update(verdict.signals[signal], verdict.rates[signal])
+            self.l1.update(verdict.tests, verdict.rates)
+        if not joint_frozen:
+            for signal, bank in (("confidence", self.confidence), ("entropy", self.entropy)):
+                rates = {name: r for name, r in verdict.rates.items() if self._signal.get(name) == signal}
+                bank.update(verdict.tests, rates)
 
     def add_outcome(
         self, tenant: str, interrupted: bool, time: float, p0: float, *, joint_frozen: bool
@@ -186,3 +184,10 @@ class RouteEvidence:
         self.leaving.reset()
         self._live_cap.reset()
         self.live_interruptions = self.live_responses = 0
+
+
+def _signals(preset: RawPreset | QuantilePreset) -> dict[str, str]:
+    """Return which of the joint inputs each test belongs to."""
+    if isinstance(preset, RawPreset):
+        return {}
+    return {name_of_test(s, level): s.signal for s in preset.statistics for level in s.levels}

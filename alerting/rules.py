@@ -67,11 +67,17 @@ class RawPreset(_Strict):
 
 
 class Statistic(_Strict):
-    """One number per response, and the side on which it is suspicious."""
+    """One number per response, the side on which it is suspicious, and the tails that are tested."""
 
     name: StatisticName
     signal: Literal["confidence", "entropy"]
-    side: Literal["low", "high", "both"]
+    side: Literal["low", "high"]
+    levels: Annotated[list[Share], Field(min_length=1)]
+
+    @property
+    def key(self) -> str:
+        """The statistic and its side, in one word."""
+        return f"{self.name}:{self.side}"
 
 
 class Mixture(_Strict):
@@ -94,16 +100,15 @@ class QuantilePreset(_Strict):
 
     kind: Literal["quantile"]
     alpha: Share
-    grades: Annotated[list[Share], Field(min_length=1)]
     min_samples: Annotated[int, Field(ge=5)]
-    pooled_rate: Share
+    pooled_drift: Annotated[float, Field(ge=1)]
     statistics: Annotated[list[Statistic], Field(min_length=1)]
     mixture: Mixture
     l2: QuantileLeavingRule
 
     @model_validator(mode="after")
     def _both_signals(self) -> Self:
-        names = [s.name for s in self.statistics]
+        names = [s.key for s in self.statistics]
         if len(set(names)) < len(names):
             raise ValueError("a statistic is listed twice")
         if {s.signal for s in self.statistics} != {"confidence", "entropy"}:
@@ -120,6 +125,7 @@ class RateRule(_Strict):
     threshold: Annotated[float, Field(ge=10)]
     grid: Annotated[list[Share], Field(min_length=1)]
     confidence: Share
+    drift: Annotated[float, Field(ge=1)]
     recover_responses: Annotated[int, Field(ge=5)]
     recover_level: Share
     quiet_s: Seconds
@@ -206,7 +212,7 @@ class Rules(_Strict):
         parts = []
         for name, preset in sorted(self.presets.items()):
             parts.append(
-                f"{name}={preset.model_dump_json(exclude={'l2', 'mixture', 'pooled_rate', 'min_samples'})}"
+                f"{name}={preset.model_dump_json(exclude={'l2', 'mixture', 'pooled_drift', 'min_samples'})}"
             )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from scipy.special import bdtrc, betaincinv
@@ -68,26 +68,29 @@ class EDetector:
         self._evidence = [0.0] * len(self._grid)
 
 
-class GradedDetector:
-    """The mean of one e-detector per grade, from rare and strong events to frequent and weak ones.
+class Bank:
+    """The mean of one e-detector per test, from rare and strong events to frequent and weak ones.
 
-    A strong fault shows in the rare grades at once, a weak one in the frequent grades sooner. The
-    mean keeps the bound of its members.
+    A strong fault shows in the rare tests at once, a weak one in the frequent tests sooner. Whatever
+    depends on what, the mean keeps the bound of its members.
     """
 
-    def __init__(self, grid: Sequence[float], cap: float, grades: int) -> None:
-        self._members = [EDetector(grid, cap) for _ in range(grades)]
+    def __init__(self, grid: Sequence[float], cap: float) -> None:
+        self._grid = grid
+        self._cap = cap
+        self._detectors: dict[str, EDetector] = {}
 
-    def update(self, grades: Sequence[tuple[bool, float]]) -> float:
-        """Take one response in: for each grade whether it was passed, and its p₀."""
-        for member, (x, p0) in zip(self._members, grades, strict=True):
-            member.update(x, p0)
-        return self.value
+    def update(self, tests: Mapping[str, bool], rates: Mapping[str, float]) -> None:
+        """Take one response in. `rates` names every test of the bank; a test not in `tests` rests."""
+        for name, rate in rates.items():
+            detector = self._detectors.setdefault(name, EDetector(self._grid, self._cap))
+            if name in tests:
+                detector.update(tests[name], rate)
 
     @property
     def value(self) -> float:
-        """The evidence M, ≥ 0."""
-        return sum(member.value for member in self._members) / len(self._members)
+        """The evidence, ≥ 0."""
+        return sum(d.value for d in self._detectors.values()) / max(1, len(self._detectors))
 
     @property
     def log(self) -> float:
@@ -96,8 +99,8 @@ class GradedDetector:
 
     def reset(self) -> None:
         """Forget all evidence."""
-        for member in self._members:
-            member.reset()
+        for detector in self._detectors.values():
+            detector.reset()
 
 
 class RecoveryWindow:
@@ -135,3 +138,32 @@ class RecoveryWindow:
     def clear(self) -> None:
         """Start over."""
         self._seen.clear()
+
+
+class BankRecovery:
+    """Recovery windows of every test of a bank; well when all of them are."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._windows: dict[str, RecoveryWindow] = {}
+        self._seen = 0
+
+    def add(self, tests: Mapping[str, bool], rates: Mapping[str, float]) -> None:
+        """Take one response in."""
+        self._seen += 1
+        for name, x in tests.items():
+            self._windows.setdefault(name, RecoveryWindow(self._size)).add(x, rates[name])
+
+    @property
+    def full(self) -> bool:
+        """True once as many responses were seen as a window holds."""
+        return self._seen >= self._size
+
+    def healthy(self, level: float) -> bool:
+        """True when no test has more successes than health explains."""
+        return all(window.healthy(level) for window in self._windows.values())
+
+    def clear(self) -> None:
+        """Start over."""
+        self._windows.clear()
+        self._seen = 0

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom
 
-from alerting.sequential import EDetector, RecoveryWindow, rate_upper_bound, tail_probability
+from alerting.sequential import (
+    Bank,
+    BankRecovery,
+    EDetector,
+    RecoveryWindow,
+    rate_upper_bound,
+    tail_probability,
+)
 
 GRID = (0.1, 0.25, 0.5, 0.9)
 
@@ -81,3 +88,39 @@ def test_recovery_needs_a_full_window_at_a_healthy_rate() -> None:
     assert window.healthy(0.1)
     window.clear()
     assert not window.full
+
+
+def test_a_bank_is_the_mean_of_its_detectors_and_lets_absent_tests_rest() -> None:
+    bank = Bank([0.5], cap=1e6)
+    bank.update({"a": True}, {"a": 0.2, "b": 0.2})
+    assert bank.value == pytest.approx(3 / 2)
+    bank.update({"a": False, "b": True}, {"a": 0.2, "b": 0.2})
+    assert bank.value == pytest.approx(((1 + 3) * 0.5 + 3) / 2)
+    bank.reset()
+    assert bank.value == 0
+
+
+def test_a_bank_of_dependent_tests_keeps_the_bound() -> None:
+    """Nested tests of one response: the same uniform number below 0.05, 0.15 and 0.3."""
+    levels = {"rare": 0.05, "some": 0.15, "often": 0.3}
+    rng = np.random.default_rng(11)
+    lengths = []
+    for _ in range(150):
+        bank, n = Bank(GRID, cap=1e6), 0
+        while bank.value < 200 and n < 800:
+            u = rng.random()
+            bank.update({name: bool(u < level) for name, level in levels.items()}, levels)
+            n += 1
+        lengths.append(n)
+    assert np.mean(lengths) + 2 * np.std(lengths) / 150**0.5 >= 200
+
+
+def test_a_bank_recovers_when_all_its_tests_do() -> None:
+    window = BankRecovery(10)
+    for _ in range(10):
+        window.add({"a": False, "b": True}, {"a": 0.1, "b": 0.1})
+    assert window.full
+    assert not window.healthy(0.05)
+    for _ in range(10):
+        window.add({"a": False, "b": False}, {"a": 0.1, "b": 0.1})
+    assert window.healthy(0.05)
