@@ -123,6 +123,8 @@ def test_the_same_model_in_both_formats(write_gguf, write_folder):
         ({"keys": {"llama.feed_forward_length": 95}}, "the config asks"),
         ({"keys": {"tokenizer.ggml.model": "llama"}}, "use the model's safetensors folder"),
         ({"keys": {"tokenizer.ggml.pre": "klingon"}}, "pre-tokenizer 'klingon' is not known"),
+        ({"keys": {"tokenizer.ggml.merges": ["x y"]}}, "lacks a part of the merge"),
+        ({"keys": {"tokenizer.ggml.merges": 7}}, "tokenizer cannot be built"),
         ({"keys": {"tokenizer.ggml.pre": None}}, "lacks 'tokenizer.ggml.pre'"),
         ({"keys": {"tokenizer.chat_template": "{% if %}"}}, "chat template"),
         ({"extra": {"blk.0.attn_q.bias": np.zeros(64, np.float32)}}, "biases"),
