@@ -192,7 +192,9 @@ class Telemetry:
         if not request.started.meta.canary:
             broken = outcome == "interrupted"
             self.joint.add_ending(event.time, request.route_index, broken)
-            self.live.ended(event.time, broken, outcome == "failed", event.first_token_s)
+            self.live.ended(
+                event.time, broken, outcome == "failed", bool(request.alerts), event.first_token_s
+            )
             self._sinks.tell("on_business", rows.business(outcome, event.meta, request.route, event.time))
         self._open.remove(request_id)
         self.metrics.open_requests.set(len(self._open))
@@ -263,8 +265,6 @@ class Telemetry:
             self.metrics.drop("late_alerts")
         else:
             request.alerts.append((now, name))
-        if request is None or not request.started.meta.canary:
-            self.live.at(now).alerted += 1
 
     def annotate(self, request_id: str, name: str, value: str | float | bool) -> None:
         """Put an attribute on the span of an open request; detectors never see it."""

@@ -94,12 +94,15 @@ class Live:
         now.running, now.waiting = stats.running, stats.waiting
         now.kv_used = stats.pages_used / stats.pages_total if stats.pages_total else None
 
-    def ended(self, time: float, interrupted: bool, failed: bool, first_token_s: float | None) -> None:
+    def ended(
+        self, time: float, interrupted: bool, failed: bool, alerted: bool, first_token_s: float | None
+    ) -> None:
         """Count a response that ended."""
         now = self.at(time)
         now.requests += 1
         now.interrupted += interrupted
         now.errors += failed
+        now.alerted += alerted
         if first_token_s is not None and len(now.first_tokens) < _MAX_FIRST_TOKENS:
             now.first_tokens.append(first_token_s)
 

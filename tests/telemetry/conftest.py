@@ -121,9 +121,14 @@ class Events:
     def run(
         self, telemetry: Telemetry, request_id: str = "r1", tokens: int = 3, **fields: Any
     ) -> RequestMeta:
-        """Play one whole request; `fields` go to its end, `meta` and `started` to the other two."""
+        """Play one whole request; `fields` go to its end, `meta` and `started` to the other two.
+
+        `alert` names one that is raised while it runs.
+        """
         meta = self.meta(request_id, **fields.pop("meta", {}))
         telemetry.on_started(self.started(meta, **fields.pop("started", {})))
+        if "alert" in fields:
+            telemetry.alert_raised(request_id, fields.pop("alert"))
         for index in range(tokens):
             self.clock.now += 0.1
             finished = [self.finish(request_id, tokens=tokens)] if index == tokens - 1 else []

@@ -12,8 +12,8 @@ from .conftest import START, Clock, Events
 def test_bins_are_seconds_and_quiet_ones_are_null(telemetry: Telemetry, events: Events, clock: Clock) -> None:
     events.run(telemetry, "r1", tokens=3)
     clock.now = START + 2
-    events.run(telemetry, "r2", tokens=2, reason="error", first_token_s=0.4)
-    telemetry.alert_raised("r2", "L1")
+    events.run(telemetry, "r2", tokens=2, reason="error", first_token_s=0.4, alert="L1")
+    telemetry.alert_raised("r2", "L1")  # of a request that is over: no part of its rate
     got = telemetry.live.series(START + 2.5, 4)
     assert got["time"] == [int(START) - 1, int(START), int(START) + 1, int(START) + 2]
     series = got["series"]
