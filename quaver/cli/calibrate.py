@@ -46,4 +46,6 @@ def calibrate(
             )
     except httpx.TransportError as error:
         raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
-    typer.echo(f"baseline in force: {state['baseline']}")
+    baseline = state["baseline"]
+    strata = ", ".join(f"{stratum['route']} ({stratum['band']})" for stratum in baseline["strata"])
+    typer.echo(f"baseline of {baseline['model']} in force, written {baseline['created']}; routes: {strata}")
