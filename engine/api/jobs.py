@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine.api import schemas
 from engine.api.errors import ApiError
 from engine.messages import RequestMeta, SamplingParams, Submit
-from engine.tokenizer import ChatTemplateError
+from engine.tokenizer import GUARD, ChatTemplateError
 
 if TYPE_CHECKING:
     from engine.api.state import ApiState
@@ -73,7 +73,7 @@ async def chat_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job:
         top_logprobs=request.top_logprobs or 0,
         logprobs=bool(request.logprobs),
         faults=faults,
-        prompt=rendered,
+        prompt=rendered.replace(GUARD, ""),
     )
 
 
