@@ -16,9 +16,9 @@ _THINGS = (
     "plates", "glue", "onions",
 )  # fmt: skip
 _STATEMENTS = (
+    "The {o} in {c} needs {a}, {b} and {d}.",
     "Today the {o} in {c} needs {a}, {b} and {d}.",
     "This week the {o} in {c} needs {a}, {b} and {d}.",
-    "The {o} in {c} still needs {a}, {b} and {d}.",
 )
 _QUESTIONS = (
     "Which three things does the {o} need?",
@@ -51,7 +51,7 @@ def list_item(name: str, split: Split, rng: random.Random) -> Item:
         messages=[
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": f"{' '.join(sentences)}\n\n{question}"},
-            {"role": "assistant", "content": f"According to the passage, the {owner} needs"},
+            {"role": "assistant", "content": f"According to the passage, the {owner} in {city} needs"},
         ],
         answers=things,
         sentences=sentences,
