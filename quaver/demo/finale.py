@@ -40,7 +40,7 @@ class Finale:
         self._show.say("  the fault is ended; waiting for the breaker to probe and close")
         if result.breaker_opened:
             await self._until_closed(result, ended)
-        readings = [reading for _, reading in self._traffic.since(started)]
+        readings = self._traffic.over_since(started)
         result.left = sum(reading.outcome == "left" for reading in readings)
         result.shed = sum(reading.outcome == "shed" for reading in readings)
         return result

@@ -96,7 +96,7 @@ def _names(alerts: list[Alert]) -> list[str]:
 
 
 def _labels(alerts: list[Alert]) -> str:
-    return "\n".join(dict.fromkeys(alert.label for alert in alerts)) or "–"
+    return "\n".join(dict.fromkeys(f"{alert.level} {alert.name}" for alert in alerts)) or "–"
 
 
 def _share(value: float | None) -> str:
@@ -111,15 +111,15 @@ def table(result: DemoResult) -> Table:
     """Return the scorecard."""
     out = Table(title=f"{result.model}: what was broken, what was caught", title_justify="left")
     out.add_column("fault")
-    for column in ("touched", "right answers\nclean → faulted"):
-        out.add_column(column, justify="right")
-    out.add_column("alerts (level)")
-    out.add_column("time to\ndetect", justify="right")
-    out.add_column("false alarms\nin its control")
-    out.add_column("recovered")
+    out.add_column("re-\nquests", justify="right")
+    out.add_column("right, clean\n→ faulted", justify="right")
+    out.add_column("alerts", overflow="fold")
+    out.add_column("seen\nafter", justify="right")
+    out.add_column("in its\ncontrol", overflow="fold")
+    out.add_column("re-\ncovered")
     for fault in result.faults:
         out.add_row(
-            f"{fault.experiment.seed_id} {fault.experiment.name}",
+            f"{fault.experiment.seed_id}\n{fault.experiment.name}",
             str(fault.touched),
             f"{_share(fault.probe_clean)} → {_share(fault.probe_faulted)}",
             _labels(fault.alerts),
@@ -130,10 +130,10 @@ def table(result: DemoResult) -> Table:
     finale = result.finale
     out.add_section()
     out.add_row(
-        "L2, end to end",
-        f"{finale.left} left",
+        "L2\nend to end",
         "",
-        "page (L2)" if finale.paged else "–",
+        f"{finale.left} readers\nleft",
+        "page" + ", breaker opened" * finale.breaker_opened if finale.paged else "–",
         _seconds(finale.page_s),
         "",
         "yes" if finale.breaker_closed else "no",

@@ -68,6 +68,10 @@ class Traffic:
         """Return the readings that started at or after a moment and have ended."""
         return [pair for pair in self._answers if pair[1].started >= moment]
 
+    def over_since(self, moment: float) -> list[Reading]:
+        """Return the readings that ended at or after a moment, whenever they began."""
+        return [r for _, r in self._answers if r.started + r.duration_s >= moment]
+
     async def drained(self, moment: float, limit_s: float) -> None:
         """Wait until every question asked before a moment is over, or the limit has passed."""
         end = time.monotonic() + limit_s
