@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+WIDTH = 120  # of the table in a log file
 
 
 def demo(
@@ -38,7 +41,7 @@ def demo(
         total_s=60.0 * minutes,
     )
     try:
-        run(options, Console())
+        run(options, Console(width=None if sys.stdout.isatty() else WIDTH))
     except DemoError as error:
         Console(stderr=True).print(f"quaver demo: {error}", style="red", markup=False)
         raise typer.Exit(1) from None

@@ -111,15 +111,15 @@ def table(result: DemoResult) -> Table:
     """Return the scorecard."""
     out = Table(title=f"{result.model}: what was broken, what was caught", title_justify="left")
     out.add_column("fault")
-    out.add_column("re-\nquests", justify="right")
-    out.add_column("right, clean\n→ faulted", justify="right")
-    out.add_column("alerts", overflow="fold")
-    out.add_column("seen\nafter", justify="right")
-    out.add_column("in its\ncontrol", overflow="fold")
-    out.add_column("re-\ncovered")
+    out.add_column("requests\ntouched", justify="right")
+    out.add_column("right answers\nclean → faulted", justify="right")
+    out.add_column("alerts and level", overflow="fold")
+    out.add_column("time to\ndetect", justify="right")
+    out.add_column("false alarms\nin its control", overflow="fold")
+    out.add_column("recovered")
     for fault in result.faults:
         out.add_row(
-            f"{fault.experiment.seed_id}\n{fault.experiment.name}",
+            f"{fault.experiment.seed_id} {fault.experiment.name}",
             str(fault.touched),
             f"{_share(fault.probe_clean)} → {_share(fault.probe_faulted)}",
             _labels(fault.alerts),
@@ -130,9 +130,9 @@ def table(result: DemoResult) -> Table:
     finale = result.finale
     out.add_section()
     out.add_row(
-        "L2\nend to end",
+        "L2, end to end",
         "",
-        f"{finale.left} readers\nleft",
+        f"{finale.left} readers left",
         "page" + ", breaker opened" * finale.breaker_opened if finale.paged else "–",
         _seconds(finale.page_s),
         "",

@@ -74,7 +74,7 @@ def test_alarm_in_the_control_is_not_hidden() -> None:
 
 
 def test_table_shows_every_fault_and_the_finale() -> None:
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     with console.file:
         console.print(table(result()))
     text = console.export_text()
