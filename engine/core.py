@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine import kernels, sampler
+from engine.batching import batch_of
+from engine.emitted import Emitted, columns
 from engine.hooks import ModelHook
 from engine.kv.pages import PagePool
 from engine.messages import (
@@ -27,7 +26,7 @@ from engine.messages import (
     StepOutput,
     Submit,
 )
-from engine.models.llama import Batch, Detail, LayerDetail, Llama, Prefill
+from engine.models.llama import Llama
 from engine.scheduler import Chunk, Sequence, plan
 from engine.settings import EngineSettings
 from engine.signals import Aggregates, sampled_layers, wants_detail
@@ -123,21 +122,25 @@ class Engine:
         chunks = self._plan()
         groups = [[chunk] for chunk in chunks] if self.settings.deterministic else [chunks]
         computed = [self._compute(group) for group in groups if group]
-        emitted = [rows for rows in computed if rows is not None]
-        output = self._report(emitted)
-        for rows in emitted:
-            for sequence in rows.sequences:
+        calls = [call for call in computed if call is not None]
+        found = columns(calls)
+        touched = self._mark(calls)
+        for call in calls:
+            self._account(call)
+            for sequence in call.sequences:
                 self._end_if_over(sequence)
-        finished, self._finished = self._finished, []
         self._steps += 1
         return StepOutput(
             step=self._steps,
             time=time.time(),
             duration_s=time.monotonic() - began,
             prefill_tokens=sum(c.count for c in chunks if c.start < c.sequence.prompt_length),
-            finished=finished,
+            layers=self.layers,
+            heads_per_layer=self.model.config.heads,
+            touched=touched,
+            finished=self._take_finished(),
             stats=self.stats(),
-            **output,
+            **found,
         )
 
     def stats(self) -> EngineStats:
@@ -184,6 +187,10 @@ class Engine:
         if not 0 <= params.top_logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError("invalid_top_logprobs", f"top_logprobs must be 0 … {MAX_TOP_LOGPROBS}")
 
+    def _take_finished(self) -> list[Finish]:
+        finished, self._finished = self._finished, []
+        return finished
+
     def _plan(self) -> list[Chunk]:
         chosen = plan(
             self.running,
@@ -201,21 +208,15 @@ class Engine:
             self.running.append(sequence)
         return chosen.chunks
 
-    def _compute(self, chunks: list[Chunk]) -> _Rows | None:
+    def _compute(self, chunks: list[Chunk]) -> Emitted | None:
         """Run one model call over `chunks` and append a token to each sequence that emits.
 
         Returns None when none does.
         """
         rows = [chunk.sequence for chunk in chunks if chunk.emits]
-        detailed = [
-            i
-            for i, sequence in enumerate(rows)
-            if self.layers
-            and wants_detail(
-                sequence.emitted, self.settings.signal_tokens, sequence.request.params.full_signals
-            )
-        ]
-        logits, detail = self.model.step(self._batch(chunks, rows, detailed), self.pool)
+        detailed = [i for i, sequence in enumerate(rows) if self._wants_detail(sequence)]
+        batch = batch_of(chunks, self.layers, [rows[i] for i in detailed], self.pool.page_size)
+        logits, detail = self.model.step(batch, self.pool)
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
         if not rows:
@@ -223,50 +224,16 @@ class Engine:
         adjusted, touched = self._adjust(rows, logits)
         params = [sequence.request.params for sequence in rows]
         tokens = sampler.sample(adjusted, params, [self._sources[s.key] for s in rows])
-        signals = self._signals(logits, adjusted, tokens)
+        signals = self._signals(logits, adjusted, tokens).numpy()
         for sequence, token in zip(rows, tokens.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.first_token = sequence.first_token or time.monotonic()
-        return _Rows(rows, logits, tokens, signals, detailed, detail, touched)
+        return Emitted(rows, logits, tokens, signals, detailed, detail, touched)
 
-    def _batch(self, chunks: list[Chunk], rows: list[Sequence], detailed: list[int]) -> Batch:
-        size = self.pool.page_size
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        ends: list[int] = []
-        decodes: list[Sequence] = []
-        prefills: list[Prefill] = []
-        for chunk in chunks:
-            sequence, stop = chunk.sequence, chunk.start + chunk.count
-            if chunk.count == 1 and not prefills:
-                decodes.append(sequence)
-            else:
-                table = torch.tensor([sequence.pages[: -(-stop // size)]])
-                prefills.append(Prefill(len(tokens), chunk.count, chunk.start, table))
-            tokens += sequence.tokens[chunk.start : stop]
-            positions += range(chunk.start, stop)
-            slots += [sequence.pages[p // size] * size + p % size for p in range(chunk.start, stop)]
-            if chunk.emits:
-                ends.append(len(tokens) - 1)
-        details = [rows[i] for i in detailed]
-        return Batch(
-            tokens=torch.tensor(tokens),
-            positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
-            decode_table=_table(decodes, size),
-            decode_lengths=torch.tensor([s.computed + 1 for s in decodes], dtype=torch.int64),
-            prefills=prefills,
-            rows=torch.tensor(ends, dtype=torch.int64),
-            detail=Detail(
-                layers=self.layers,
-                tokens=torch.tensor([ends[i] for i in detailed]),
-                table=_table(details, size),
-                lengths=torch.tensor([len(s.tokens) for s in details]),
-                prompt_lengths=torch.tensor([s.prompt_length for s in details]),
-            )
-            if detailed
-            else None,
+    def _wants_detail(self, sequence: Sequence) -> bool:
+        params = sequence.request.params
+        return bool(self.layers) and wants_detail(
+            sequence.emitted, self.settings.signal_tokens, params.full_signals
         )
 
     def _adjust(self, rows: list[Sequence], logits: Tensor) -> tuple[Tensor, dict[int, list[str]]]:
@@ -296,53 +263,20 @@ class Engine:
         post = raw if adjusted is logits else self.model.ops.token_statistics(adjusted, tokens)
         return torch.cat((raw, post[:, [0, 4]]), dim=1)
 
-    def _report(self, computed: list[_Rows]) -> _Columns:
-        """Gather the step's rows into the columns of StepOutput and update aggregates."""
-        sequences = [s for rows in computed for s in rows.sequences]
-        if not sequences:
-            return {}
-        signals = torch.cat([rows.signals for rows in computed]).numpy().astype(np.float32)
-        for sequence, row in zip(sequences, signals, strict=True):
+    def _account(self, call: Emitted) -> None:
+        """Add what was emitted to the aggregates of its sequences."""
+        for sequence, row in zip(call.sequences, call.signals, strict=True):
             self._aggregates[sequence.key].add(row)
-        output: _Columns = {
-            "request_ids": [s.key[0] for s in sequences],
-            "choices": [s.key[1] for s in sequences],
-            "steps": [s.emitted - 1 for s in sequences],
-            "token_ids": torch.cat([rows.tokens for rows in computed]).numpy().astype(np.int32).tobytes(),
-            "signals": signals.tobytes(),
-            "layers": self.layers,
-            "heads_per_layer": self.model.config.heads,
-            "touched": self._mark(computed),
-        }
-        return output | _logprobs(computed) | self._detail(computed)
+        if call.detail is not None:
+            for i, heads in zip(call.detailed, call.detail.heads.numpy(), strict=True):
+                self._aggregates[call.sequences[i].key].add_heads(heads)
 
-    def _detail(self, computed: list[_Rows]) -> _Columns:
-        indices: list[int] = []
-        lens, heads = [], []
-        offset = 0
-        for rows in computed:
-            if rows.detail is not None:
-                found = rows.detail.heads.numpy().astype(np.float16)
-                for place, i in enumerate(rows.detailed):
-                    self._aggregates[rows.sequences[i].key].add_heads(found[place])
-                indices += [offset + i for i in rows.detailed]
-                lens.append(rows.detail.lens_entropy.numpy().astype(np.float16))
-                heads.append(found)
-            offset += len(rows.sequences)
-        if not indices:
-            return {}
-        return {
-            "detail_rows": indices,
-            "lens_entropy": np.concatenate(lens).tobytes(),
-            "heads": np.concatenate(heads).tobytes(),
-        }
-
-    def _mark(self, computed: list[_Rows]) -> dict[str, list[str]]:
+    def _mark(self, calls: list[Emitted]) -> dict[str, list[str]]:
         """Return, for each request, the faults that acted on it for the first time."""
         first: dict[str, list[str]] = {}
-        for rows in computed:
-            for i, faults in rows.touched.items():
-                request_id = rows.sequences[i].key[0]
+        for call in calls:
+            for i, faults in call.touched.items():
+                request_id = call.sequences[i].key[0]
                 known = self._touched.setdefault(request_id, set())
                 new = [fault for fault in faults if fault not in known]
                 known.update(new)
@@ -385,63 +319,6 @@ class Engine:
                 aggregates=aggregates.as_dict(),
             )
         )
-
-
-@dataclass(slots=True)
-class _Rows:
-    """What one model call emitted; row i of every tensor belongs to `sequences[i]`."""
-
-    sequences: list[Sequence]
-    logits: Tensor  # fp32 [rows, vocab], raw
-    tokens: Tensor  # int64 [rows]
-    signals: Tensor  # fp32 [rows, len(TOKEN_SIGNALS)]
-    detailed: list[int]  # rows that have layer detail, in its order
-    detail: LayerDetail | None
-    touched: dict[int, list[str]] = field(default_factory=dict)  # row -> faults that acted on it
-
-
-class _Columns(TypedDict, total=False):
-    """The columns of a StepOutput that tell of tokens."""
-
-    request_ids: list[str]
-    choices: list[int]
-    steps: list[int]
-    token_ids: bytes
-    signals: bytes
-    logprob_rows: list[int]
-    logprob_ids: list[list[int]]
-    logprobs: list[list[float]]
-    layers: list[int]
-    heads_per_layer: int
-    detail_rows: list[int]
-    lens_entropy: bytes
-    heads: bytes
-    touched: dict[str, list[str]]
-
-
-def _table(sequences: list[Sequence], page_size: int) -> Tensor:
-    """Block table [sequences, pages of the longest context], padded with page 0."""
-    used = [s.pages[: -(-len(s.tokens) // page_size)] for s in sequences]
-    width = max(map(len, used), default=0)
-    return torch.tensor([pages + [0] * (width - len(pages)) for pages in used], dtype=torch.int64)
-
-
-def _logprobs(computed: list[_Rows]) -> _Columns:
-    """Alternatives of the rows that asked for them, from the raw distribution."""
-    places: list[int] = []
-    ids: list[list[int]] = []
-    values: list[list[float]] = []
-    offset = 0
-    for rows in computed:
-        for i, sequence in enumerate(rows.sequences):
-            count = sequence.request.params.top_logprobs
-            if count:
-                best = rows.logits[i].log_softmax(-1).topk(count)
-                places.append(offset + i)
-                ids.append(best.indices.tolist())
-                values.append(best.values.tolist())
-        offset += len(rows.sequences)
-    return {"logprob_rows": places, "logprob_ids": ids, "logprobs": values} if places else {}
 
 
 def load_engine(settings: EngineSettings, hook: ModelHook | None = None) -> Engine:

@@ -282,3 +282,39 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = hypothesis_settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+class ShiftHook:
+    """A real hook of the simplest kind: adds a constant to token 7 of one request's rows."""
+
+    active = True
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+
+    def logits(self, metas, choices, steps, logits):  # type: ignore[no-untyped-def]
+        changed = logits.clone()
+        rows = [i for i, meta in enumerate(metas) if meta.request_id == self.request_id]
+        changed[rows, 7] += 100
+        return changed, {i: ["f1"] for i in rows}
+
+
+def test_a_fault_is_named_once_and_leaves_other_requests_bit_identical() -> None:
+    clean = run(engine(deterministic=True), submit("a", [5, 6]), submit("b", [8, 9]))
+    target = engine(deterministic=True)
+    target.hook = ShiftHook("a")
+    for request in (submit("a", [5, 6]), submit("b", [8, 9])):
+        target.submit(request)
+    found, touched = Collected(), []
+    while target.has_work:
+        output = target.step()
+        touched.append(output.touched)
+        found.add(output)
+        target.check()
+    assert [mark for mark in touched if mark] == [{"a": ["f1"]}]
+    assert set(found.tokens["a", 0]) == {7}
+    assert found.tokens["b", 0] == clean.tokens["b", 0]
+    assert np.array(found.signals["b", 0]).tobytes() == np.array(clean.signals["b", 0]).tobytes()
+    confidence, post = TOKEN_SIGNALS.index("confidence"), TOKEN_SIGNALS.index("surprisal_post")
+    assert all(row[post] < 1e-3 for row in found.signals["a", 0])
+    assert found.signals["a", 0][0][confidence] < 0.5
