@@ -31,7 +31,8 @@ def calibrate(
 
     key = read_key("operator", key_file)
     try:
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("healthy responses", total=responses)
             state = asyncio.run(
                 run(

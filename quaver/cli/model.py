@@ -29,7 +29,8 @@ def pull(
     settings = load_settings()
     name = name or settings.model
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"pulling {name}", total=None)
 
         def show(done: int, total: int) -> None:
