@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
 
-#: Below this probability a token counts as low (SEEDS: 0.65 in the documents' own rule).
+#: Below this probability a token counts as low, as in the `raw` alert preset.
 LOW_CONFIDENCE = 0.65
 
 _CONFIDENCE = TOKEN_SIGNALS.index("confidence")

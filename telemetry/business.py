@@ -1,4 +1,4 @@
-"""What users did with an answer: interruption, completion, rating (C3).
+"""What users did with an answer: interruption, completion, rating.
 
 Feedback counts once per request and kind, and only from the tenant that asked.
 """

@@ -1,4 +1,4 @@
-"""The three inputs of the joint alert (C1, C2, C3) at their own cadences.
+"""The three inputs of the joint alert at their own cadences.
 
 - mean confidence: every 100 ms, over the tokens emitted in it;
 - response entropy: every 500 ms, the mean over running responses of the running mean of their

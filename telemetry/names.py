@@ -2,7 +2,7 @@
 
 A metric has a Prometheus name, an OTLP name, a unit, labels and the place its numbers come from.
 Names in `gen_ai.*` follow OpenTelemetry's GenAI conventions, `llm.*` the documents this project
-started from (SEEDS.md C11, C12); everything else is `quaver.*`.
+started from; everything else is `quaver.*`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ TIME_PER_OUTPUT_TOKEN = Metric(
 TOKEN_CONFIDENCE = Metric(
     "quaver_token_confidence",
     "histogram",
-    "Probability the model gave each token it emitted (C1).",
+    "Probability the model gave each token it emitted.",
     "1",
     "StepOutput.signals",
     ("route",),
@@ -86,7 +86,7 @@ TOKEN_CONFIDENCE = Metric(
 TOKEN_ENTROPY = Metric(
     "quaver_token_entropy",
     "histogram",
-    "Shannon entropy of the raw output distribution (C2).",
+    "Shannon entropy of the raw output distribution.",
     "nat",
     "StepOutput.signals",
     ("route",),
@@ -131,7 +131,7 @@ RESPONSES = Metric(
 INTERRUPTIONS = Metric(
     "quaver_interruptions",
     "counter",
-    "Clients that hung up in mid-response (C3).",
+    "Clients that hung up in mid-response.",
     "response",
     "RequestEnded.disconnected",
     ("route",),
@@ -175,7 +175,7 @@ SINK_ERRORS = Metric(
 MEAN_CONFIDENCE = Metric(
     "quaver_joint_mean_confidence",
     "gauge",
-    "Mean confidence of the tokens of the last 100 ms that had any (C1); route `all` is the server.",
+    "Mean confidence of the tokens of the last 100 ms that had any; route `all` is the server.",
     "1",
     "joint windows",
     ("route",),
@@ -183,7 +183,7 @@ MEAN_CONFIDENCE = Metric(
 RESPONSE_ENTROPY = Metric(
     "quaver_joint_response_entropy",
     "gauge",
-    "Mean over running responses of their running mean entropy, every 500 ms (C2).",
+    "Mean over running responses of their running mean entropy, every 500 ms.",
     "nat",
     "joint windows",
     ("route",),
@@ -191,7 +191,7 @@ RESPONSE_ENTROPY = Metric(
 INTERRUPTION_RATE = Metric(
     "quaver_joint_interruption_rate",
     "gauge",
-    "Share of the responses ended in the window whose client hung up, every 1 s (C3).",
+    "Share of the responses ended in the window whose client hung up, every 1 s.",
     "1",
     "joint windows",
     ("route",),
@@ -258,7 +258,7 @@ OTEL_LABELS: Final = {
 OTHER: Final = "other"  # label value of everything beyond a cap
 ALL: Final = "all"  # route label of the whole server, joint gauges only
 
-# Spans (C11).
+# Spans.
 SPAN_ENCODE: Final = "llm.prompt.encode"
 SPAN_GENERATE: Final = "llm.completion.generate"
 PROVIDER: Final = "quaver"

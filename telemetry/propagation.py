@@ -1,4 +1,4 @@
-"""Trace context in and out, and the engine step id that travels downstream (C11)."""
+"""Trace context in and out, and the engine step id that travels downstream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request spans (C11), made when a request ends, with the times at which things happened.
+"""Request spans, made when a request ends, with the times at which things happened.
 
 Nothing is attached to the running context, so nothing can leak across an await; each request
 makes its spans exactly once, whatever way it ended.

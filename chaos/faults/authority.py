@@ -1,4 +1,4 @@
-"""C8: a forged authority. A body that does not exist asserts what the passage denies."""
+"""A forged authority. A body that does not exist asserts what the passage denies."""
 
 from __future__ import annotations
 

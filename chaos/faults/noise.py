@@ -1,4 +1,4 @@
-"""C10: Gaussian noise on the logits before sampling.
+"""Gaussian noise on the logits before sampling.
 
 The front process reads this module for its parameters only, so torch is imported where it is used.
 """

@@ -1,4 +1,4 @@
-"""C8: a contradicted premise. The question takes for granted what the passage denies."""
+"""A contradicted premise. The question takes for granted what the passage denies."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""C9: part of the context is lost before the model sees it.
+"""Part of the context is lost before the model sees it.
 
 `side` names what is **removed**: `prefix` keeps the tail, `suffix` the head, `middle` both ends. Only
 message content is cut, by whole tokens or whole sentences; template markup does not exist yet. How much
 goes: `ratio` of the units, or what exceeds `budget` tokens, whichever is more. At least one unit always
 stays (two for `middle`).
 
-Presets, after C9's intent: `prefix15` removes the first 15 %; `window` keeps the tail within 2,048
+Presets: `prefix15` removes the first 15 %; `window` keeps the tail within 2,048
 tokens and drops the first 30 % even where the text would have fitted.
 """
 
@@ -50,7 +50,7 @@ class Truncation(PromptFault, frozen=True, kw_only=True):
     ratio: Annotated[float, Meta(ge=0, lt=1, description="fraction of the units removed")] = 0.0
     budget: Annotated[int, Meta(ge=0, description="tokens that may stay; 0: no window")] = 0
     preset: Annotated[
-        Literal["", "prefix15", "window"], Meta(description="C9's numbers; replaces side, ratio, budget")
+        Literal["", "prefix15", "window"], Meta(description="fixed numbers; replaces side, ratio, budget")
     ] = ""
     reach: Annotated[
         Literal["user", "context"], Meta(description="the last user message, or all of the conversation")

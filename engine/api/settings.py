@@ -28,4 +28,4 @@ class ApiSettings(BaseSettings):
         (),
         description="JSON list of labels taken from x-quaver-route; empty: the first `max_routes` seen",
     )
-    max_routes: int = Field(16, ge=1, description="route labels accepted when `routes` is empty")
+    max_routes: int = Field(32, ge=1, description="route labels accepted when `routes` is empty")

@@ -59,7 +59,7 @@ class EngineClient:
         hook: str | None = None,
         observers: Iterable[Observer] = (),
         ready_timeout_s: float = 120.0,
-        hung_s: float = 30.0,
+        hung_s: float = 60.0,
     ) -> None:
         self.settings = settings
         self.observers = list(observers)

@@ -175,6 +175,8 @@ class Worker:
         self._steps = output.step
         self._running.difference_update((f.request_id, f.choice) for f in output.finished)
         self._send(output)
+        if not self.engine.has_work:
+            self.engine.check()  # a lost page ends this process loudly rather than the pool slowly
 
     def _send_faults(self) -> None:
         fault_ids = self._hook.fault_ids() if self._hook is not None else []

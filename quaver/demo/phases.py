@@ -70,7 +70,7 @@ class Phases:
         return window
 
     async def _experiment(self, experiment: Experiment, probe_clean: float | None) -> FaultResult:
-        name = f"{experiment.seed_id} {experiment.name}"
+        name = experiment.name
         control, _, control_alerts = await self._under(
             experiment, experiment.control, f"{name}: harmless control"
         )

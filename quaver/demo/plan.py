@@ -24,7 +24,6 @@ class Experiment:
     """One fault beside its harmless control. `why_missed` is said when no alert fires."""
 
     name: str
-    seed_id: str
     title: str
     kind: str
     params: dict[str, Any] = field(default_factory=dict)
@@ -42,7 +41,6 @@ EXPERIMENTS: tuple[tuple[Experiment, ...], ...] = (
     (
         Experiment(
             name="authority",
-            seed_id="C8",
             title="an invented authority contradicts the passage",
             kind="authority",
             control={"harmless": True},
@@ -50,7 +48,6 @@ EXPERIMENTS: tuple[tuple[Experiment, ...], ...] = (
         ),
         Experiment(
             name="premise",
-            seed_id="C8",
             title="the question rests on a false premise",
             kind="premise",
             control={"harmless": True},
@@ -60,7 +57,6 @@ EXPERIMENTS: tuple[tuple[Experiment, ...], ...] = (
     (
         Experiment(
             name="truncation",
-            seed_id="C9",
             title="the end of the passage is cut off, and the answer with it",
             kind="truncation",
             params={"side": "suffix", "ratio": 0.4},
@@ -71,7 +67,6 @@ EXPERIMENTS: tuple[tuple[Experiment, ...], ...] = (
     (
         Experiment(
             name="noise",
-            seed_id="C10",
             title="Gaussian noise of σ 2 on the logits",
             kind="noise",
             params={"sigma": 2.0},

@@ -119,7 +119,7 @@ def table(result: DemoResult) -> Table:
     out.add_column("recovered")
     for fault in result.faults:
         out.add_row(
-            f"{fault.experiment.seed_id} {fault.experiment.name}",
+            fault.experiment.name,
             str(fault.touched),
             f"{_share(fault.probe_clean)} → {_share(fault.probe_faulted)}",
             _labels(fault.alerts),
@@ -155,7 +155,7 @@ def verdicts(result: DemoResult) -> list[str]:
 
 def _verdict(fault: FaultResult) -> str:
     experiment = fault.experiment
-    name = f"{experiment.seed_id} {experiment.name} ({experiment.title})"
+    name = f"{experiment.name} ({experiment.title})"
     hurt = ""
     if fault.probe_clean is not None and fault.probe_faulted is not None:
         hurt = f" Right answers went from {fault.probe_clean:.0%} to {fault.probe_faulted:.0%}."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -143,6 +145,73 @@ def test_roles(server: Server) -> None:
     assert server.call("POST", "/quaver/chaos/halt", role="viewer").status_code == 403
     assert server.call("POST", "/v1/chat/completions", {}, role="viewer").status_code == 403
     assert server.call("POST", "/quaver/alerts/webhook", {}, role="operator").status_code == 403
+
+
+async def _leave_at_random(server: Server, count: int, seed: int) -> dict[str, int]:
+    """Ask `count` times, 16 at once, and close each socket after a random while; return outcomes."""
+    chance = random.Random(seed)
+    key = (server.state / "keys" / "client.key").read_text().strip()
+    places = asyncio.Semaphore(16)
+    outcomes = {"left": 0, "finished": 0}
+
+    async def one(http: httpx.AsyncClient, stream: bool, words: int, patience: float) -> None:
+        body = {
+            "messages": [{"role": "user", "content": "Tell me a story. " * words}],
+            "max_tokens": 40,
+            "stream": stream,
+            "n": 2,
+        }
+        async with places:
+            try:
+                async with asyncio.timeout(patience):
+                    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                        assert answer.status_code == 200
+                        async for _ in answer.aiter_bytes():
+                            pass
+            except TimeoutError:
+                outcomes["left"] += 1
+            else:
+                outcomes["finished"] += 1
+
+    headers = {"authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60, limits=limits) as http:
+        await asyncio.gather(
+            *(
+                one(http, chance.random() < 0.5, chance.choice((1, 20, 120)), chance.uniform(0.01, 1.5))
+                for _ in range(count)
+            )
+        )
+    return outcomes
+
+
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def _metric(server: Server, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def test_two_hundred_random_aborts_leave_nothing(server: Server) -> None:
+    asyncio.run(_leave_at_random(server, 20, seed=1))
+    model, before = server.model, (_threads(server.front), _threads(server.model))
+    outcomes = asyncio.run(_leave_at_random(server, 200, seed=2))
+    assert outcomes["left"] >= 100
+
+    def idle() -> bool:
+        stats = server.call("GET", "/quaver/status").json()["engine"]["stats"]
+        return not (stats["running"] or stats["waiting"] or stats["pages_used"])
+
+    wait_for(idle)
+    assert server.chat()["choices"]  # the engine checks its pages whenever it becomes idle
+    status = server.call("GET", "/quaver/status").json()
+    assert status["engine"]["pid"] == model and status["engine"]["restarts"] == 0
+    wait_for(lambda: _metric(server, "quaver_open_requests") == 0)
+    after = (_threads(server.front), _threads(server.model))
+    pool = (os.cpu_count() or 1) + 4  # asyncio's threads for long prompts, made on demand and kept
+    assert after[0] <= before[0] + pool and after[1] == before[1]
 
 
 def test_killed_model_process_comes_back_without_faults(server: Server) -> None:

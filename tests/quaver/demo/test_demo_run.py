@@ -55,7 +55,7 @@ def test_demo_runs_every_step_and_tells_what_it_saw(
     assert len(stage.started) == 9  # four faults, four controls, the finale
     text = console.export_text()
     assert "went engine → Alertmanager → webhook" in text
-    assert "C8 authority" in text and "NOT caught" in text
+    assert "authority" in text and "NOT caught" in text
 
 
 def test_alarms_in_clean_windows_are_reported(
