@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from quaver.demo.plan import TOTAL_S
+
 WIDTH = 120  # of the table in a log file
 
 
@@ -20,7 +22,7 @@ def demo(
     ] = None,
     operator_key_file: Annotated[Path | None, typer.Option(help="Operator key of --target.")] = None,
     dashboard: Annotated[bool, typer.Option(help="Start the dashboard beside the server.")] = True,
-    minutes: Annotated[float, typer.Option(help="What the whole run may take.", min=3)] = 11.0,
+    minutes: Annotated[float, typer.Option(help="What the whole run may take.", min=3)] = TOTAL_S / 60,
 ) -> None:
     """Start a server, calibrate it on healthy traffic, break it in four ways, and show what was caught."""
     from rich.console import Console
