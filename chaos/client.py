@@ -68,6 +68,10 @@ class ChaosClient:
         """Allow new faults again."""
         return self._call("POST", "/quaver/chaos/unblock")
 
+    def alerts(self) -> dict[str, Any]:
+        """Return what fires and what fired, as `GET /quaver/alerts` tells it."""
+        return self._call("GET", "/quaver/alerts")
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
