@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from alerting import baseline as baselines
@@ -30,9 +29,12 @@ from alerting.settings import AlertingSettings
 from alerting.sink import EmbeddedSink
 from alerting.store import NotificationStore
 from alerting.webhook import WebhookReceiver
+from engine.api.body import body_of, decode
+from engine.api.errors import ApiError
 from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
 
 _LOG = logging.getLogger("quaver.alerting")
+_MAX_BODY = 4096
 
 
 class Alerting:
@@ -222,11 +224,12 @@ class Alerting:
     async def _get_calibration(self, request: Request) -> JSONResponse:
         return JSONResponse(self._calibration())
 
-    async def _post_calibration(self, request: Request) -> JSONResponse:
+    async def _post_calibration(self, request: Request) -> Response:
         """Body {"action": "start" | "finish" | "cancel"}; 409 when too little was gathered."""
         try:
-            body = json.loads(await request.body())
-            action = body["action"]
+            action = decode(await body_of(request, _MAX_BODY))["action"]
+        except ApiError as error:
+            return error.response()
         except (ValueError, KeyError, TypeError):
             action = None
         if action == "start":

@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from alerting.alerts import rfc3339
 from alerting.store import NotificationStore
+from engine.api.body import body_of, decode
+from engine.api.errors import ApiError
 
 MAX_BODY = 4 * 1024 * 1024
 WATCHDOG = "QuaverWatchdog"
@@ -51,16 +53,13 @@ class WebhookReceiver:
         self._clock = clock
         self.watchdog_heard: float | None = None
 
-    async def handle(self, request: Request) -> JSONResponse:
+    async def handle(self, request: Request) -> Response:
         """POST /quaver/alerts/webhook."""
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY:
-                return _error(413, "too_large", f"a notification may have {MAX_BODY} bytes")
         try:
-            notification = msgspec.json.decode(body, type=Notification)
-        except msgspec.DecodeError as error:
+            notification = decode(await body_of(request, MAX_BODY), Notification)
+        except ApiError as error:
+            return error.response()
+        except ValueError as error:
             return _error(400, "bad_notification", f"not an Alertmanager notification: {error}")
         if notification.version != "4":
             return _error(400, "bad_version", f"version {notification.version!r} is not known here; send '4'")

@@ -8,6 +8,7 @@ works on a full disk and with a hung model process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from chaos.scribe import Scribe
 from chaos.selector import parse_selector
 from chaos.settings import ChaosSettings
 from engine.messages import RequestMeta
+
+log = logging.getLogger("quaver.chaos")
 
 CONFIRM_S = 2.0  # how long ending waits for the model process to say so
 
@@ -119,7 +122,11 @@ class Controller:
 
     async def _attach(self, running: Running) -> bool:
         if running.fault.place == "model":
-            return await self._model.attach_fault(running.message())
+            try:
+                return await self._model.attach_fault(running.message())
+            except Exception:
+                log.exception("fault %s could not be sent to the model process", running.fault_id)
+                return False
         self._prompt.attach(running.message())
         return True
 

@@ -15,7 +15,7 @@ from engine.messages import RequestMeta
 
 
 class PromptHook(Leases[PromptFault]):
-    """Implements `engine.hooks.PromptHook`. Event loop of the front process only.
+    """Implements `engine.hooks.PromptHook`. Leases change on the event loop; `apply` runs on any thread.
 
     `cut` cuts text into the model's tokens (`token_pieces`); without it an estimate is used.
     `applied` hears (request id, fault id) whenever a fault changed a request.

@@ -12,6 +12,8 @@ from starlette.routing import Route
 
 from chaos.contract import ChaosError, StartFault
 from chaos.controller import Controller
+from engine.api.body import body_of, decode
+from engine.api.errors import ApiError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -58,7 +60,7 @@ def routes(controller: Controller) -> list[Route]:
 
 
 def _shaped(handler: Handler) -> Handler:
-    """Turn a ChaosError into an OpenAI-shaped error."""
+    """Turn a ChaosError, or a body that cannot be read, into an OpenAI-shaped error."""
 
     async def wrapped(request: Request) -> Response:
         try:
@@ -66,19 +68,17 @@ def _shaped(handler: Handler) -> Handler:
         except ChaosError as error:
             body = {"message": str(error), "type": "chaos_error", "param": None, "code": error.code}
             return JSONResponse({"error": body}, status_code=error.status)
+        except ApiError as error:
+            return error.response()
 
     return wrapped
 
 
 async def _body(request: Request, shape: type[Any]) -> Any:
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > _MAX_BODY:
-            raise ChaosError(413, "body_too_large", f"the body may have {_MAX_BODY} bytes")
+    raw = await body_of(request, _MAX_BODY)
     try:
-        return msgspec.json.decode(raw, type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode(raw, shape)
+    except ValueError as error:
         raise ChaosError(400, "invalid_body", str(error)) from None
 
 

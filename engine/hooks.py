@@ -44,7 +44,7 @@ class PromptHook(Protocol):
 
         `messages` are OpenAI-style dicts with string `content`; text completions arrive as one
         message with role `prompt`. The argument is never mutated. With no match, the same list
-        object and an empty list come back.
+        object and an empty list come back. Called on a thread for long messages.
         """
         ...
 

@@ -76,9 +76,9 @@ class Tokenizer:
         without, everything is ordinary text.
         """
         if not special:
-            return list(self._plain.encode(text.replace(GUARD, ""), add_special_tokens=False).ids)
+            return _cut(self._plain, text.replace(GUARD, ""))
         if GUARD not in text:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            return _cut(self._backend, text)
         ids: list[int] = []
         for i, piece in enumerate(self._unguarded.split(text)):
             ids += [self._special[piece]] if i % 2 else self.encode(piece, special=False)
@@ -167,6 +167,11 @@ class Tokenizer:
         if isinstance(value, list | tuple):
             return [self._guard(item) for item in value]
         return value
+
+
+def _cut(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Return the ids of `text`. Unlike `encode`, the batch call lets other threads run meanwhile."""
+    return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from telemetry.columns import finite
 from telemetry.record import TABLES
 
 MAX_ROWS = 1000
+_LAST_SECOND = 253402300799.0  # of the year 9999
 T = TypeVar("T")
 
 
@@ -47,6 +48,7 @@ def requests(
     folder: Path, limit: int = 100, route: str | None = None, since: float | None = None
 ) -> list[dict[str, Any]]:
     """Request records, newest first: at most `limit`, of one route, ended after `since` (unix seconds)."""
+    since = None if since is None else min(max(since, 0.0), _LAST_SECOND)
     sql = """SELECT * FROM requests
         WHERE ($1 IS NULL OR route = $1) AND ($2 IS NULL OR ended > to_timestamp($2))
         ORDER BY ended DESC LIMIT $3"""

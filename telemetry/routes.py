@@ -20,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from engine.api.body import body_of, decode
+from engine.api.errors import ApiError
 from telemetry import query
 from telemetry.business import Feedback
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from telemetry.hub import Telemetry
 
 _MAX_BODY = 4096
-_decode_feedback = msgspec.json.Decoder(Feedback).decode
 
 
 def routes(telemetry: Telemetry) -> list[Route]:
@@ -76,14 +77,11 @@ def routes(telemetry: Telemetry) -> list[Route]:
         principal = request.scope.get("state", {}).get("principal")
         if principal is None:
             return _error(401, "a key is needed", code="invalid_api_key")
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY:
-                return _error(413, "the body is longer than 4 KiB", code="body_too_large")
         try:
-            given = _decode_feedback(body)
-        except msgspec.MsgspecError as error:
+            given = decode(await body_of(request, _MAX_BODY), Feedback)
+        except ApiError as error:
+            return error.response()
+        except ValueError as error:
             return _error(400, str(error))
         try:
             value = telemetry.give_feedback(given, principal.tenant)

@@ -10,6 +10,9 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+#: Largest whole number among a fault's parameters.
+MAX_COUNT = 2**31 - 1
+
 Messages = list[dict[str, Any]]
 #: Cuts a text into token-sized pieces whose concatenation is the text again.
 Pieces = Callable[[str], list[str]]

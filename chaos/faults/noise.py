@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from chaos.faults.base import Fault
+from chaos.faults.base import MAX_COUNT, Fault
 from chaos.selector import draw
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Noise(Fault, frozen=True, kw_only=True):
     control: ClassVar[dict[str, bool | float]] = {"sigma": 0.0}
 
     sigma: Annotated[float, Meta(ge=0, le=100, description="standard deviation, in logits (nats)")] = 2.0
-    from_token: Annotated[int, Meta(ge=0, description="first emitted token that is noised")] = 0
+    from_token: Annotated[int, Meta(ge=0, le=MAX_COUNT, description="first emitted token that is noised")] = 0
 
     def perturb(self, row: Tensor, seed: int, request_id: str, choice: int, step: int) -> Tensor:
         """Return float32 [vocab]: the row plus its noise. The row is not written to."""

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from chaos.faults.base import Messages, Pieces, PromptFault
+from chaos.faults.base import MAX_COUNT, Messages, Pieces, PromptFault
 from chaos.faults.text import Span, last_user, question_start, relevance, sentences
 
 PRESETS: dict[str, tuple[str, float, int]] = {
@@ -48,7 +48,7 @@ class Truncation(PromptFault, frozen=True, kw_only=True):
     unit: Annotated[Literal["sentences", "tokens"], Meta(description="what is cut whole")] = "sentences"
     side: Annotated[Literal["prefix", "suffix", "middle"], Meta(description="what is removed")] = "prefix"
     ratio: Annotated[float, Meta(ge=0, lt=1, description="fraction of the units removed")] = 0.0
-    budget: Annotated[int, Meta(ge=0, description="tokens that may stay; 0: no window")] = 0
+    budget: Annotated[int, Meta(ge=0, le=MAX_COUNT, description="tokens that may stay; 0: no window")] = 0
     preset: Annotated[
         Literal["", "prefix15", "window"], Meta(description="fixed numbers; replaces side, ratio, budget")
     ] = ""

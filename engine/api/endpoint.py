@@ -9,8 +9,9 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from engine.api.body import DisconnectedError, read_body
 from engine.api.errors import ApiError
-from engine.api.generation import DisconnectedError, Generation
+from engine.api.generation import Generation
 from engine.api.jobs import Job
 from engine.api.meta import request_meta
 from engine.api.replies import Reply
@@ -75,28 +76,6 @@ class GenerationEndpoint:
             await writer.fail(error)
         finally:
             watcher.cancel()
-
-
-async def read_body(headers: Headers, receive: Receive, limit: int, timeout_s: float) -> bytes:
-    """Return the request body; raises ApiError 413 above `limit` bytes and 408 when it does not arrive."""
-    too_large = ApiError(413, "body_too_large", f"the body may have at most {limit} bytes")
-    declared = headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise DisconnectedError
-                body += message.get("body", b"")
-                if len(body) > limit:
-                    raise too_large
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError:
-        raise ApiError(408, "body_timeout", f"the body did not arrive within {timeout_s:g} s") from None
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from engine.api.body import DisconnectedError
 from engine.api.errors import ApiError
 from engine.api.jobs import Job
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
@@ -30,10 +31,6 @@ _REFUSALS = (
     "invalid_logit_bias",
     "invalid_top_logprobs",
 )
-
-
-class DisconnectedError(Exception):
-    """The client is gone; there is nobody to answer."""
 
 
 class Delta(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 #: OpenAI's default for text completions.
 _COMPLETION_TOKENS = 16
-#: Longer texts are tokenised on a thread, so that streams and heartbeats go on.
+#: Faults, template and tokeniser take longer texts on a thread, so that streams and heartbeats go on.
 _THREAD_CHARS = 4000
+_TEMPLATE_CHARS = 20  # that a chat template adds to a message, about
 _GREEDY_BELOW = 1e-4  # logits divided by less than this overflow
 
 log = logging.getLogger("quaver.api")
@@ -51,8 +53,8 @@ async def chat_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job:
     """Read a chat request. Prompt faults act on the messages, before the template."""
     arrived = time.perf_counter()
     request = schemas.parse(body, schemas.ChatRequest)
-    messages, faults = _apply(state, meta, schemas.messages_of(request))
-    size = sum(len(message["content"]) for message in messages)
+    messages, faults = await _apply(state, meta, schemas.messages_of(request))
+    size = sum(len(message["content"]) + _TEMPLATE_CHARS for message in messages)
     try:
         rendered = await _compute(size, lambda: state.tokenizer.chat(messages))
     except ChatTemplateError as error:
@@ -81,20 +83,22 @@ async def completion_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job
     """Read a text completion request. Prompt faults act on texts; token ids are taken as they are."""
     arrived = time.perf_counter()
     request = schemas.parse(body, schemas.CompletionRequest)
+    given = schemas.prompts_of(request)
+    _check_choices(state, request, len(given))
     prompts: list[list[int]] = []
     echoes: list[str] = []
     faults: list[str] = []
     shown: str | None = None
-    for prompt in schemas.prompts_of(request):
+    for prompt in given:
         if isinstance(prompt, str):
-            messages, found = _apply(state, meta, [{"role": "prompt", "content": prompt}])
+            messages, found = await _apply(state, meta, [{"role": "prompt", "content": prompt}])
             text = "".join(message["content"] for message in messages)
             ids = await _compute(len(text), lambda text=text: state.tokenizer.encode_prompt(text))
             faults += [fault for fault in found if fault not in faults]
             echo = prompt
         else:
             ids = prompt
-            text = echo = state.tokenizer.decode(ids)
+            text = echo = await _compute(len(ids), lambda ids=ids: state.tokenizer.decode(ids))
         shown = text if shown is None else shown
         prompts.append(ids)
         echoes.append(echo if request.echo else "")
@@ -115,20 +119,22 @@ async def completion_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job
     )
 
 
-def _apply(
+async def _apply(
     state: ApiState, meta: RequestMeta, messages: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Let prompt faults act; a hook that fails leaves the prompt as it was."""
-    if state.prompt_hook is None:
+    hook = state.prompt_hook
+    if hook is None:
         return messages, []
+    size = sum(len(message["content"]) for message in messages)
     try:
-        return state.prompt_hook.apply(meta, messages)
+        return await _compute(size, lambda: hook.apply(meta, messages))
     except Exception:
         log.exception("the prompt hook failed; the prompt is used as it came")
         return messages, []
 
 
-async def _compute(size: int, work: Any) -> Any:
+async def _compute(size: int, work: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(work) if size > _THREAD_CHARS else work()
 
 
@@ -155,15 +161,7 @@ def _job(
         )
     if request.signals and state.record_encoder is None:
         raise ApiError(400, "unsupported_parameter", "this server keeps no token records", param="signals")
-    choices = (request.n or 1) * len(prompts)
-    if choices > state.settings.max_choices:
-        raise ApiError(
-            400,
-            "invalid_value",
-            f"{choices} choices (n times prompts) are asked for; at most {state.settings.max_choices} "
-            "are possible in one request",
-            param="n",
-        )
+    _check_choices(state, request, len(prompts))
     context = min(ready.max_context, ready.kv_pages * ready.page_size)
     field = "messages" if endpoint == "chat" else "prompt"
     limits = {"context": context, "vocab": ready.vocab}
@@ -208,6 +206,18 @@ def _job(
         faults=faults,
         prompt=prompt,
     )
+
+
+def _check_choices(state: ApiState, request: schemas.Sampling, prompts: int) -> None:
+    choices = (request.n or 1) * prompts
+    if choices > state.settings.max_choices:
+        raise ApiError(
+            400,
+            "invalid_value",
+            f"{choices} choices (n times prompts) are asked for; at most {state.settings.max_choices} "
+            "are possible in one request",
+            param="n",
+        )
 
 
 def _answer_length(

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.api.body import decode
 from engine.api.errors import ApiError
 
 MAX_STOP = 4
@@ -113,8 +114,8 @@ T = TypeVar("T", ChatRequest, CompletionRequest)
 def parse(body: bytes, kind: type[T]) -> T:
     """Return the typed body; raises ApiError 400 that names the field."""
     try:
-        raw = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raw = decode(body)
+    except ValueError as error:
         raise ApiError(400, "invalid_json", f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
@@ -172,7 +173,7 @@ def biases_of(request: Sampling, vocab: int) -> dict[int, float]:
     """Return the logit biases by token id."""
     biases = {}
     for key, value in (request.logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit() and int(key) < vocab):
+        if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < vocab):
             raise _value("logit_bias", f"keys are token ids from 0 to {vocab - 1}; got {key[:32]!r}")
         if not -100 <= value <= 100:
             raise _value("logit_bias", "values are from -100 to 100")
@@ -210,7 +211,7 @@ def _check_ranges(request: ChatRequest | CompletionRequest) -> None:
     for name, low, high in limits:
         value = getattr(request, name, None)
         if value is not None and not low <= value <= high:
-            raise _value(name, f"must be from {low:g} to {high:g}; got {value:g}")
+            raise _value(name, f"must be from {low:g} to {high:g}; got {str(value)[:20]}")
     if request.top_p is not None and not 0 < request.top_p <= 1:
         raise _value("top_p", f"must be above 0 and at most 1; got {request.top_p:g}")
     if request.stream_options is not None and not request.stream:

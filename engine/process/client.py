@@ -170,9 +170,9 @@ class EngineClient:
         if self.ready is None:
             return []
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._send(message)  # first: one that cannot be sent is not counted, as nobody answers it
         self._asked += 1
         self._answers.append((self._asked, answer))
-        self._send(message)
         try:
             return await asyncio.wait_for(answer, _ANSWER_S)
         except TimeoutError:

@@ -210,6 +210,7 @@ async def test_webhook_stores_each_state_once(hook, store, tmp_path: Path) -> No
         (b"[]", 400),
         (b'{"version":"4"}', 400),
         (b'{"version":"3","alerts":[]}', 400),
+        (b'{"version":"4","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}", 400),
         (b" " * (5 << 20), 413),
     ],
 )

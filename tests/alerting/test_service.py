@@ -39,7 +39,9 @@ async def test_from_calibration_over_an_alert_to_the_notification(service, tmp_p
         assert (await client.get("/quaver/alerts/calibration")).json()["running"] is False
         url = "/quaver/alerts/calibration"
         assert (await client.post(url, json={"action": "finish"})).status_code == 409
-        assert (await client.post(url, json={"action": "dance"})).status_code == 400
+        for body in (b'{"action": "dance"}', b"[]", b"\xff", b"[" * 3000):
+            assert (await client.post(url, content=body)).status_code == 400
+        assert (await client.post(url, content=b" " * 5000)).status_code == 413
         await client.post(url, json={"action": "start"})
         for _ in range(30):
             service.respond(alerting.sink, service.rows(24))

@@ -73,6 +73,17 @@ async def test_the_life_of_a_fault(http):
         (b'{"kind": "noise", "ttl_s": NaN}', 400, "invalid_body"),
         (b'{"kind": "noise", "ttl_s": 5, "params": {"sigma": []}}', 400, "invalid_body"),
         (b'{"kind": "noise", "ttl_s": 5, "params": {"sigma": -1}}', 400, "invalid_fault"),
+        (
+            b'{"kind": "noise", "ttl_s": 5, "params": {"from_token": 1' + b"0" * 30 + b"}}",
+            400,
+            "invalid_fault",
+        ),
+        (
+            b'{"kind": "truncation", "ttl_s": 5, "params": {"budget": 1' + b"0" * 30 + b"}}",
+            400,
+            "invalid_fault",
+        ),
+        (b'{"kind": ' + b"[" * 30_000, 400, "invalid_body"),
         (b'{"kind": "noise", "ttl_s": 1e9}', 400, "over_cap"),
         (b"\xff" * 70_000, 413, "body_too_large"),
     ],

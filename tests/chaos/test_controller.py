@@ -208,6 +208,17 @@ async def test_a_hung_model_process_blocks_neither_halt_nor_end(chaos, path):
     assert [entry["event"] for entry in story(path)] == ["start", "start", "end", "halt", "end"]
 
 
+async def test_a_fault_that_cannot_be_sent_is_not_left_on_the_list(chaos, path, monkeypatch):
+    async def fail(fault):
+        raise OverflowError("no such number")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chaos.model, "attach_fault", fail)
+        await refused(chaos, NOISE, "model_unavailable")
+    assert chaos.controller.status()["faults"] == []
+    assert (await start(chaos, NOISE))["state"] == "active"
+
+
 async def test_a_halt_in_the_middle_of_a_start_wins(chaos):
     chaos.model.hung = True
     starting = asyncio.create_task(start(chaos, NOISE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,26 @@ def test_shared_between_threads():
     for thread in threads:
         thread.join()
     assert found == [True] * 200
+
+
+def test_long_texts_let_other_threads_run():
+    text = "he llo " * 100_000
+    began = threading.Event()
+
+    def work() -> None:
+        began.wait()
+        PLAIN.encode(text)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    start = last = time.monotonic()
+    began.set()
+    longest = 0.0
+    while thread.is_alive():
+        time.sleep(0.001)
+        last, before = time.monotonic(), last
+        longest = max(longest, last - before)
+    assert longest < 0.5 * (last - start)
 
 
 @pytest.fixture(scope="module")

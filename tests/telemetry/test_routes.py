@@ -70,6 +70,8 @@ def test_records(client: TestClient, telemetry: Telemetry, events: Events) -> No
     assert [row["request_id"] for row in client.get("/quaver/records/requests?route=qa").json()] == ["odd"]
     assert len(client.get("/quaver/records/requests?limit=1").json()) == 1
     assert client.get(f"/quaver/records/requests?since={START + 5}").json() == []
+    for since, count in (("-1e300", 2), ("1e15", 0), ("1e300", 0)):
+        assert len(client.get(f"/quaver/records/requests?since={since}").json()) == count
     detail = client.get("/quaver/records/requests/odd").json()
     assert detail["tokens"]["confidence"] == [None]
     assert detail["layers"]["rows"][0]["sink_mass"] == [[12, 13], [14, 15], [16, 17]]
@@ -146,7 +148,8 @@ def test_bad_feedback_is_refused(client: TestClient, body: dict[str, Any]) -> No
 def test_feedback_bodies_are_bounded(client: TestClient) -> None:
     assert give(client, request_id="x" * 5000, kind="completed")[0] == 413
     headers = {"x-tenant": "acme"}
-    assert client.post("/v1/feedback", content=b"\xff{", headers=headers).status_code == 400
+    for body in (b"\xff{", b"[" * 2000):
+        assert client.post("/v1/feedback", content=body, headers=headers).status_code == 400
 
 
 def test_feedback_memory_is_bounded(make: Callable[..., Telemetry], events: Events) -> None:

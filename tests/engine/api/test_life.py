@@ -186,3 +186,33 @@ def test_prompt_faults_act_before_the_tokens(http, server):
     assert server.recorder.started[hit["id"]].faults == ["fault-1"]
     assert server.recorder.end_of(hit["id"]).faults == ["fault-1"]
     assert server.recorder.started[clean["id"]].faults == []
+
+
+class Slow:
+    """A prompt hook that takes long."""
+
+    def apply(self, meta, messages):
+        time.sleep(1.0)
+        return messages, []
+
+
+def test_the_work_on_a_long_prompt_keeps_nobody_waiting(http, server):
+    """Nor does a request that is refused for its many prompts get them tokenised first."""
+    many = {"prompt": ["a " * 1000] * 900}
+    long = {"prompt": "many words " * 20_000}
+    start = time.monotonic()
+    assert http.post("/v1/completions", json=many).json()["error"]["param"] == "n"
+    assert time.monotonic() - start < 1
+    server.state.prompt_hook = Slow()
+    posting = threading.Thread(target=http.post, args=("/v1/completions",), kwargs={"json": long})
+    try:
+        posting.start()
+        waits = []
+        while posting.is_alive():
+            start = time.monotonic()
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            waits.append(time.monotonic() - start)
+        posting.join()
+    finally:
+        server.state.prompt_hook = None
+    assert max(waits) < 0.8

@@ -75,7 +75,25 @@ def test_a_wrong_completion_body_names_its_field(http, change, param):
     assert error_of(http.post("/v1/completions", json=change), 400)["param"] == param
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": NaN}'])
+@pytest.mark.parametrize(
+    "change",
+    [
+        b'"n": 1' + b"0" * 400,
+        b'"top_k": 1' + b"0" * 400,
+        b'"max_tokens": 1' + b"0" * 4000,
+        b'"temperature": 1e400',
+        b'"logit_bias": {"' + b"1" * 5000 + b'": 1}',
+    ],
+)
+def test_numbers_beyond_all_bounds_are_refused(http, change):
+    body = b'{"messages": [{"role": "user", "content": "x"}], ' + change + b"}"
+    error_of(http.post("/v1/chat/completions", content=body), 400)
+
+
+NESTED = b"[" * 50_000 + b"]" * 50_000
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": NaN}', NESTED])
 def test_what_is_no_json_object_is_refused(http, body):
     assert error_of(http.post("/v1/chat/completions", content=body), 400)["code"] == "invalid_json"
 

@@ -134,6 +134,10 @@ async def test_faults_are_confirmed_by_the_model_process(write_folder: Callable)
         assert await client.attach_fault(fault)
         assert not await client.attach_fault(AttachFault(fault_id="g", kind="unheard of", ttl_s=60))
         assert client.faults_active == ["f"]
+        with pytest.raises(OverflowError):
+            await client.attach_fault(
+                AttachFault(fault_id="h", kind="noise", params={"sigma": 10**30}, ttl_s=60)
+            )
         assert await client.detach_fault("f")
         assert await client.detach_fault(None)
     assert heard[:2] == [["f"], ["f"]]
