@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from quaver.demo.control import Control, Lease
-from quaver.demo.phases import between
+from quaver.demo.phases import between, settle
 from quaver.demo.plan import FINALE_BASE, FINALE_SIGMA, Plan
 from quaver.demo.report import CleanWindows, FinaleResult
 from quaver.demo.show import Show
@@ -40,6 +40,8 @@ class Finale:
         self._show.say("  the fault is ended; waiting for the breaker to probe and close")
         if result.breaker_opened:
             await self._until_closed(result, ended)
+        if not await settle(self._control):
+            self._show.say("  some alert still fires; `quaver alerts list` tells which")
         readings = self._traffic.over_since(started)
         result.left = sum(reading.outcome == "left" for reading in readings)
         result.shed = sum(reading.outcome == "shed" for reading in readings)

@@ -74,7 +74,7 @@ class Phases:
         control, _, control_alerts = await self._under(
             experiment, experiment.control, f"{name}: harmless control"
         )
-        await self.settle()
+        await settle(self._control)
         faulted, touched, alerts = await self._under(
             experiment, experiment.params, f"[bold]{name}: {experiment.title}[/bold]"
         )
@@ -111,7 +111,7 @@ class Phases:
 
     async def _recover(self) -> bool:
         """Wait for quiet; True when it came and fresh answers came with it."""
-        quiet = await self.settle()
+        quiet = await settle(self._control)
         window = await self._watch("Recovery", self._plan.recovery, fresh=False)
         return quiet and window.count("read") > 0
 
@@ -120,17 +120,18 @@ class Phases:
         with self._show.phase(f"{title} ({responses} responses)", responses) as progress:
             return await self._traffic.window(responses, limit_s, progress, fresh=fresh)
 
-    async def settle(self) -> bool:
-        """Wait until no alert fires and no breaker is open; False when that takes too long."""
-        end = time.monotonic() + SETTLE_S
-        while time.monotonic() < end:
-            with suppress(DemoError):
-                firing = [a for a in await self._control.alerts() if a.ends_at is None and a.level in LEVELS]
-                states = await self._control.breaker_states()
-                if not firing and all(state == "closed" for state in states.values()):
-                    return True
-            await asyncio.sleep(0.5)
-        return False
+
+async def settle(control: Control, limit_s: float = SETTLE_S) -> bool:
+    """Wait until no alert fires and no breaker is open; False when that takes too long."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        with suppress(DemoError):
+            firing = [a for a in await control.alerts() if a.ends_at is None and a.level in LEVELS]
+            states = await control.breaker_states()
+            if not firing and all(state == "closed" for state in states.values()):
+                return True
+        await asyncio.sleep(0.5)
+    return False
 
 
 def _list(alerts: list[Alert]) -> str:
