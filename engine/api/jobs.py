@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.api import schemas
 from engine.api.errors import ApiError
@@ -25,6 +26,8 @@ _TEMPLATE_CHARS = 20  # that a chat template adds to a message, about
 _GREEDY_BELOW = 1e-4  # logits divided by less than this overflow
 
 log = logging.getLogger("quaver.api")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +96,12 @@ async def completion_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job
         if isinstance(prompt, str):
             messages, found = await _apply(state, meta, [{"role": "prompt", "content": prompt}])
             text = "".join(message["content"] for message in messages)
-            ids = await _compute(len(text), lambda text=text: state.tokenizer.encode_prompt(text))
+            ids = await _compute(len(text), partial(state.tokenizer.encode_prompt, text))
             faults += [fault for fault in found if fault not in faults]
             echo = prompt
         else:
             ids = prompt
-            text = echo = await _compute(len(ids), lambda ids=ids: state.tokenizer.decode(ids))
+            text = echo = await _compute(len(ids), partial(state.tokenizer.decode, ids))
         shown = text if shown is None else shown
         prompts.append(ids)
         echoes.append(echo if request.echo else "")
@@ -134,7 +137,7 @@ async def _apply(
         return messages, []
 
 
-async def _compute(size: int, work: Callable[[], Any]) -> Any:
+async def _compute(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > _THREAD_CHARS else work()
 
 
