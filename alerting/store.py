@@ -6,6 +6,8 @@ older half.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from collections import OrderedDict
@@ -37,9 +39,7 @@ class NotificationStore:
         line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         self._make_room(len(line))
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(line)
+        _append(self._path, line)
         self._remember(entry)
         return True
 
@@ -70,6 +70,22 @@ class NotificationStore:
         part.touch(mode=0o600)
         part.write_bytes(b"".join(reversed(kept)))
         part.replace(self._path)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Write a whole line, or nothing: what a full disk took of it is cut off again."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # a device cannot be cut
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -218,6 +219,22 @@ async def test_malformed_notifications_are_not_retried(hook, content: bytes, sta
     answer = await hook.post("/hook", content=content)
     assert answer.status_code == status
     assert answer.json()["error"]["code"]
+
+
+def test_what_a_full_disk_took_of_a_line_is_cut_off_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = NotificationStore(tmp_path / "alerts.jsonl", 1_000_000)
+    entries = [{"status": "firing", "labels": {}, "startsAt": str(i), "fingerprint": "f"} for i in range(3)]
+    store.add(entries[0])
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[:20]))
+        with pytest.raises(OSError, match="No space"):
+            store.add(entries[1])
+    assert store.add(entries[1])
+    store.add(entries[2])
+    assert NotificationStore(tmp_path / "alerts.jsonl", 1_000_000).recent() == entries[::-1]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
