@@ -31,7 +31,7 @@ def load(
     """Run Locust headless against a server and print first-token, inter-token and end-to-end times."""
     from chaos.load.run import LoadError, run_headless
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     try:
         report = run_headless(
             url,
@@ -46,7 +46,7 @@ def load(
             quiet=quiet,
         )
     except (LoadError, ServerError) as error:
-        Console(stderr=True).print(f"[red]{error}[/red]")
+        Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(1) from None
     console.print(table(report))
     console.print(f"Written: {out / 'readers.json'}, {out / 'readers.csv'}")

@@ -64,7 +64,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False, emoji=False, highlight=False)  # what was recorded is no markup
     table = Table(*rows[0], box=None, header_style="bold")
     for row in rows:
         table.add_row(*(_shown(name, value) for name, value in row.items()))

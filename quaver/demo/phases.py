@@ -121,9 +121,9 @@ class Phases:
             return await self._traffic.window(responses, limit_s, progress, fresh=fresh)
 
 
-async def settle(control: Control, limit_s: float = SETTLE_S) -> bool:
+async def settle(control: Control) -> bool:
     """Wait until no alert fires and no breaker is open; False when that takes too long."""
-    end = time.monotonic() + limit_s
+    end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
         with suppress(DemoError):
             firing = [a for a in await control.alerts() if a.ends_at is None and a.level in LEVELS]
