@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,10 @@ from telemetry import segments
 from telemetry.columns import finite
 from telemetry.record import TABLES
 
+log = logging.getLogger(__name__)
+
 MAX_ROWS = 1000
+_SELECT = duckdb.StatementType.SELECT
 _LAST_SECOND = 253402300799.0  # of the year 9999
 T = TypeVar("T")
 
@@ -39,9 +43,16 @@ def connect(folder: Path) -> duckdb.DuckDBPyConnection:
 def select(folder: Path, sql: str, parameters: list[Any] | None = None) -> list[dict[str, Any]]:
     """Run one query and return its rows; times are unix seconds, NaN is None.
 
-    Raises duckdb.Error when the query is wrong.
+    Raises duckdb.Error when the query is wrong, ValueError when it is more than a query.
     """
-    return _retry(folder, lambda connection: _rows(connection, sql, parameters))
+
+    def run(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+        # What may be read may be written as well, as far as DuckDB's own limits go.
+        if {statement.type for statement in connection.extract_statements(sql)} != {_SELECT}:
+            raise ValueError("only SELECT statements can be run on the records")
+        return _rows(connection, sql, parameters)
+
+    return _retry(folder, run)
 
 
 def requests(
@@ -117,6 +128,16 @@ def _view(connection: duckdb.DuckDBPyConnection, folder: Path, name: str) -> Non
     tables = [table.select(schema.names).cast(schema) for table in live.values()]
     connection.register(f"live_{name}", pa.concat_tables([schema.empty_table(), *tables]))
     files = [path for path in segments.rotated(folder, name) if path.stem not in live]
+    try:
+        _create(connection, name, files)
+    except duckdb.Error:
+        whole = [path for path in files if segments.is_whole(path)]
+        for path in set(files).difference(whole):
+            log.warning("records: %s is damaged and left out", path)
+        _create(connection, name, whole)
+
+
+def _create(connection: duckdb.DuckDBPyConnection, name: str, files: list[Path]) -> None:
     listed = ", ".join(_quote(path) for path in files)
     parquet = f"SELECT * FROM read_parquet([{listed}], union_by_name = true) UNION ALL BY NAME "  # noqa: S608 - our files
     connection.execute(f"CREATE VIEW {name} AS {parquet if files else ''}SELECT * FROM live_{name}")  # noqa: S608

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 LIVE, PARQUET = ".arrows", ".parquet"
+_OURS = "[0-9]" * 20 + "-*"  # files of other names are left alone
 
 
 def read_live(path: Path) -> pa.Table | None:
@@ -36,12 +37,21 @@ def read_live(path: Path) -> pa.Table | None:
 
 def rotated(folder: Path, table: str) -> list[Path]:
     """Parquet files of a table, oldest first."""
-    return sorted((folder / table).glob(f"*{PARQUET}"))
+    return sorted((folder / table).glob(f"{_OURS}{PARQUET}"))
+
+
+def is_whole(path: Path) -> bool:
+    """Say whether a Parquet file has its footer; a power cut may leave one without."""
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowInvalid):
+        return False
+    return True
 
 
 def live(folder: Path, table: str) -> list[Path]:
     """Live segments of a table whose Parquet file does not exist yet, oldest first."""
-    segments = sorted((folder / table).glob(f"*{LIVE}"))
+    segments = sorted((folder / table).glob(f"{_OURS}{LIVE}"))
     return [path for path in segments if not path.with_suffix(PARQUET).exists()]
 
 
@@ -110,7 +120,7 @@ class Segment:
 
 def sizes(folder: Path) -> Iterator[tuple[str, Path, int]]:
     """Name, path and bytes of every record file, oldest first by name."""
-    files = [path for pattern in (f"*/*{LIVE}", f"*/*{PARQUET}") for path in folder.glob(pattern)]
+    files = [path for pattern in (f"*/{_OURS}{LIVE}", f"*/{_OURS}{PARQUET}") for path in folder.glob(pattern)]
     for path in sorted(files, key=lambda path: path.name):
         try:
             yield path.name, path, path.stat().st_size

@@ -100,6 +100,13 @@ def test_errors_are_one_line_without_traceback(tmp_path: Path) -> None:
     assert "QUAVER_PORT" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
+def test_what_was_recorded_is_shown_as_it_is(tmp_path: Path) -> None:
+    sql = "SELECT '[red]x[/red] [/y] :smile:' AS \"[b]\""
+    shown = quaver("records", "query", sql, "--dir", str(tmp_path), HOME=str(tmp_path))
+    assert shown.stdout.split("\n")[0].strip() == "[b]"
+    assert "[red]x[/red] [/y] :smile:" in shown.stdout
+
+
 def test_traceback_on_request(tmp_path: Path) -> None:
     failed = quaver("doctor", HOME=str(tmp_path), QUAVER_PORT="many", QUAVER_DEBUG="1")
     assert "Traceback" in failed.stderr

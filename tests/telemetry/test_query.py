@@ -61,7 +61,9 @@ def test_one_request_with_its_detail(folder: Path) -> None:
     ],
 )
 def test_sql_reaches_nothing_but_the_records(folder: Path, sql: str) -> None:
-    with pytest.raises(duckdb.Error):
+    with query.connect(folder) as connection, pytest.raises(duckdb.Error):
+        connection.execute(sql)
+    with pytest.raises((duckdb.Error, ValueError)):
         query.select(folder, sql)
 
 
@@ -93,6 +95,37 @@ def test_reading_while_segments_rotate(settings: TelemetrySettings, events: Even
         stop.set()
         writer.join()
         telemetry.close()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 1) TO '{}/requests/escape.parquet'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{}/requests/escape.parquet'",
+        "SELECT 1; COPY (SELECT 1) TO '{}/requests/escape.parquet'",
+        "DROP VIEW requests",
+        "",
+    ],
+)
+def test_sql_writes_nothing(folder: Path, sql: str) -> None:
+    with pytest.raises(ValueError, match="only SELECT"):
+        query.select(folder, sql.format(folder))
+    assert not list(folder.glob("*/escape*"))
+
+
+def test_describing_is_reading(folder: Path) -> None:
+    assert {row["name"] for row in query.select(folder, "SHOW TABLES")} >= {"requests", "tokens", "layers"}
+    assert query.select(folder, "WITH r AS (FROM requests) SELECT count(*) AS n FROM r") == [{"n": 5}]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1"])
+def test_a_damaged_file_is_left_out(
+    folder: Path, telemetry: Telemetry, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    telemetry.close()
+    (folder / "requests" / f"{1:020d}-1.parquet").write_bytes(content)
+    assert [row["request_id"] for row in query.requests(folder)] == ["r4", "r3", "r2", "r1", "r0"]
+    assert "is damaged" in caplog.text
 
 
 def test_an_empty_folder_has_empty_tables(tmp_path: Path) -> None:

@@ -139,10 +139,13 @@ def test_the_cap_on_age_takes_old_files(tmp_path: Path, events: Events) -> None:
     path = segments.rotated(tmp_path, "tokens")[0]
     name = f"{time.time_ns() - 2 * 3_600_000_000_000:020d}-1.parquet"
     path.rename(path.with_name(name))
+    foreign = tmp_path / "tokens" / "notes.parquet"
+    foreign.touch()
     records, _ = record(tmp_path, {"records_max_age_h": 1})
     records.put_step(decode(events.step([("new", 0)], 0), capture=False))
     records.close()
     assert query.select(tmp_path, "SELECT request_id FROM tokens") == [{"request_id": "new"}]
+    assert foreign.exists()
 
 
 def test_only_detail_is_dropped_and_every_drop_is_counted(tmp_path: Path, events: Events) -> None:
