@@ -40,22 +40,42 @@ async def calibrate(
         base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=10.0, trust_env=False
     ) as server:
 
-        async def act(action: str) -> dict[str, Any]:
-            answer = await server.post(_PATH, json={"action": action})
+        async def call(method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+            answer = await server.request(method, path, json=body)
             if not answer.is_success:
-                raise CalibrationError(answer.json()["error"]["message"])
+                raise CalibrationError(_refusal(answer))
             state: dict[str, Any] = answer.json()
             return state
 
-        if (await server.get("/quaver/chaos")).json()["faults"]:
+        async def act(action: str) -> dict[str, Any]:
+            return await call("POST", _PATH, {"action": action})
+
+        before = await call("GET", "/quaver/chaos")
+        if before["faults"]:
             raise CalibrationError("a fault is in force; end it first: `quaver chaos halt`")
         await act("start")
         try:
             await _ask(url, key, responses, readers, max_tokens, seed, progress)
+            after = await call("GET", "/quaver/chaos")
+            if _starts(after) - _starts(before):
+                raise CalibrationError("a fault was started meanwhile: what was gathered is not all healthy")
             return await act("finish")
         except BaseException:
             await act("cancel")
             raise
+
+
+def _starts(chaos: dict[str, Any]) -> set[str]:
+    """Return the ids of the faults whose start the journal tells."""
+    return {entry["fault_id"] for entry in chaos["journal"] if entry["event"] == "start"}
+
+
+def _refusal(answer: httpx.Response) -> str:
+    try:
+        message: str = answer.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.url} answered {answer.status_code}; is a Quaver server there?"
+    return message
 
 
 async def _ask(  # noqa: PLR0917

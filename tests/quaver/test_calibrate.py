@@ -1,0 +1,77 @@
+"""What calibration asks of the server, and when it refuses to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from quaver import calibrate
+
+REFUSED = httpx.Response(403, json={"error": {"message": "a client key may not do this"}})
+
+
+class Server:
+    """Stands for a server: `chaos` are its answers to GET /quaver/chaos, in order."""
+
+    def __init__(self, *chaos: httpx.Response) -> None:
+        self.chaos = list(chaos)
+        self.actions: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return self.chaos.pop(0)
+        self.actions.append(json.loads(request.content)["action"])
+        return httpx.Response(200, json={"baseline": "new"})
+
+
+def chaos(started: tuple[str, ...] = (), faults: tuple[str, ...] = ()) -> httpx.Response:
+    journal = [{"event": "start", "fault_id": fault} for fault in started]
+    return httpx.Response(200, json={"faults": list(faults), "journal": [{"event": "halt"}, *journal]})
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], Any]:
+    async def ask(*_: Any) -> None: ...
+
+    def start(server: Server) -> Any:
+        client = httpx.AsyncClient
+        monkeypatch.setattr(calibrate, "_ask", ask)
+        monkeypatch.setattr(
+            httpx, "AsyncClient", lambda **options: client(transport=httpx.MockTransport(server), **options)
+        )
+        return asyncio.run(
+            calibrate.calibrate(
+                "http://quaver", "key", responses=40, readers=1, max_tokens=1, seed=0, progress=print
+            )
+        )
+
+    return start
+
+
+def test_it_starts_and_finishes(run: Callable[[Server], Any]) -> None:
+    server = Server(chaos(("old",)), chaos(("old",)))
+    assert run(server) == {"baseline": "new"}
+    assert server.actions == ["start", "finish"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "actions", "said"),
+    [
+        ([REFUSED], [], "a client key may not do this"),
+        ([httpx.Response(404, text="<html>")], [], "404; is a Quaver server there"),
+        ([chaos(faults=("f",))], [], "a fault is in force"),
+        ([chaos(), chaos(("f",))], ["start", "cancel"], "a fault was started meanwhile"),
+    ],
+)
+def test_it_refuses_and_leaves_nothing_running(
+    run: Callable[[Server], Any], answers: list[httpx.Response], actions: list[str], said: str
+) -> None:
+    server = Server(*answers)
+    with pytest.raises(calibrate.CalibrationError, match=said):
+        run(server)
+    assert server.actions == actions
