@@ -13,13 +13,14 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from alerting.rules import QuantilePreset, RawPreset, Rules, Statistic
 from alerting.sequential import rate_upper_bound
+from engine.api.body import decode
 
 FORMAT_VERSION = 1
 POOLED = "*"
@@ -44,8 +45,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class Count(msgspec.Struct, frozen=True):
     """Events among trials."""
 
-    events: int
-    trials: int
+    events: Annotated[int, msgspec.Meta(ge=0)]
+    trials: Annotated[int, msgspec.Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if self.events > self.trials:
+            raise ValueError("more events than trials")
 
     def upper(self, confidence: float) -> float:
         """Return the Clopper–Pearson upper bound of the rate."""
@@ -61,7 +66,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
     values: list[float]
     start: float
-    scale: float
+    scale: Annotated[float, msgspec.Meta(gt=0)]
 
     def score(self, value: float) -> float:
         """Return −ln of the healthy tail probability at a value (negated for the low side)."""
@@ -80,7 +85,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     tails: dict[str, Tail]
     thresholds: dict[str, float]
-    counts: dict[str, Count]
+    counts: dict[str, Count]  # empty while they are being counted
+
+    def __post_init__(self) -> None:
+        if L1 not in self.thresholds or (self.counts and self.counts.keys() != self.thresholds.keys()):
+            raise ValueError("limits without their L1, or without their counts")
 
     def judge(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> dict[str, bool]:
         """Return, for each test, whether a response passes its limit. Absent statistics do not speak."""
@@ -147,6 +156,9 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         """Return why this baseline does not hold for what runs now, or None."""
         if self.rules != rules.digest():
             return "the baseline was made with other limits in the rules; run `quaver calibrate` again"
+        quantile = {name for name, p in rules.presets.items() if isinstance(p, QuantilePreset)}
+        if any(stratum.limits.keys() != quantile for stratum in self.strata):
+            return "the baseline lacks limits of a preset; run `quaver calibrate` again"
         if model and model != self.model:
             return f"the baseline is of model {self.model}, {model} runs; run `quaver calibrate` again"
         if quantization and quantization != self.quantization:
@@ -232,10 +244,10 @@ def save(baseline: Baseline, path: Path) -> None:
 def load(path: Path) -> Baseline:
     """Read a baseline; raises BaselineError when it is damaged or of another version."""
     try:
-        baseline = msgspec.json.decode(path.read_bytes(), type=Baseline)
+        baseline = decode(path.read_bytes(), Baseline)
     except OSError as error:
         raise BaselineError(f"cannot read the baseline {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise BaselineError(f"{path} is not a baseline ({error}); run `quaver calibrate`") from error
     if baseline.version != FORMAT_VERSION:
         raise BaselineError(

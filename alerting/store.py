@@ -105,7 +105,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     for line in raw.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and all(name in entry for name in _MUST_HAVE):
             entries.append(entry)

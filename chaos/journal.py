@@ -93,7 +93,7 @@ def _read(path: Path) -> tuple[list[Entry], bool]:
     for line in raw.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and "event" in entry:
             entries.append(entry)

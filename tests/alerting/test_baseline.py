@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -94,12 +96,40 @@ def test_mismatches_are_named(rules) -> None:
     assert "limits" in (baseline.mismatch(changed, "m", "Q4_1") or "")
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"version": 1}', "[]"])
+@pytest.mark.parametrize("content", ["", "{", '{"version": 1}', "[]", '{"x":' * 50_000])
 def test_damaged_files_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "baseline.json"
     path.write_text(content)
     with pytest.raises(BaselineError, match="quaver calibrate"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("thresholds", {"l1": None}),
+        ("counts", {"l1": None}),
+        ("counts", {"l1": {"events": 3, "trials": 2}}),
+        ("counts", {"l1": {"events": -1, "trials": 2}}),
+    ],
+)
+def test_baselines_that_cannot_judge_are_refused(tmp_path: Path, rules, part: str, change: dict) -> None:
+    path = tmp_path / "baseline.json"
+    save(build(samples(60), rules, model="m", quantization="q"), path)
+    content = json.loads(path.read_text())
+    for limits in content["strata"][0]["limits"].values():
+        changed = limits[part] | change
+        limits[part] = {name: value for name, value in changed.items() if value is not None}
+    path.write_text(json.dumps(content))
+    with pytest.raises(BaselineError, match="not a baseline"):
+        load(path)
+
+
+def test_a_baseline_without_a_preset_is_a_mismatch(rules) -> None:
+    baseline = build(samples(60), rules, model="m", quantization="q")
+    strata = [msgspec.structs.replace(stratum, limits={}) for stratum in baseline.strata]
+    lacking = msgspec.structs.replace(baseline, strata=strata)
+    assert "lacks limits" in (lacking.mismatch(rules, "m", "q") or "")
 
 
 def test_other_versions_and_missing_files_are_refused(tmp_path: Path, rules) -> None:

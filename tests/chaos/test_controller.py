@@ -295,7 +295,7 @@ def test_kill_9_leaves_a_journal_that_tells_and_no_fault(path):
             Journal(path)  # one server at a time
         os.kill(victim.pid, signal.SIGKILL)
     with path.open("ab") as file:
-        file.write(b'{"event": "sta')  # torn in mid-write
+        file.write(b"[" * 50_000 + b"\n" + b'{"event": "sta')  # damaged, and torn in mid-write
 
     async def restart():
         again = Chaos(ChaosSettings(chaos=True), Process(), path)
@@ -304,7 +304,8 @@ def test_kill_9_leaves_a_journal_that_tells_and_no_fault(path):
         await again.stop()
 
     asyncio.run(restart())
-    entries = [json.loads(line) for line in path.read_text().splitlines() if line != '{"event": "sta']
+    lines = path.read_text().splitlines()
+    entries = [json.loads(line) for line in lines if line != '{"event": "sta' and line[0] != "["]
     assert [entry["event"] for entry in entries] == ["start", "end", "start", "end"]
     assert (entries[1]["fault_id"], entries[1]["reason"]) == (fault_id, "process lost")
 
