@@ -83,7 +83,7 @@ def about(status: Status) -> str:
     if not status.ready:
         return f"{status.model or 'The model'} is loading, or the model process restarts."
     told = status.engine.get("description") or {}
-    names = [told.get("model") or status.model, told.get("quantization"), told.get("backend")]
+    names = [status.model or told.get("model"), told.get("quantization"), told.get("backend")]
     up = "" if status.uptime_s is None else f"up {_length(status.uptime_s)}"
     return " · ".join(str(part) for part in [*names, up] if part)
 

@@ -49,6 +49,10 @@ class RecordedEngine:
         self.answers["alerts"].update(active=[], history=[], webhook=[])
         self.answers["chaos"].update(faults=[], journal=[])
 
+    def calm(self) -> None:
+        """Answer as if the alerts that fired at the time of the recording were over."""
+        self.answers["alerts"]["active"] = []
+
     def read(self, path: str) -> Any:
         if path.startswith("/quaver/records/requests/"):
             detail = self.answers["detail"]

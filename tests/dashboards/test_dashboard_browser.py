@@ -107,6 +107,7 @@ def test_pages_in_both_themes(recorded_engine: Any, site: str, browser: Any, sch
 def test_a_fault_is_started_by_its_typed_name_and_halted(
     recorded_engine: Any, site: str, browser: Any
 ) -> None:
+    recorded_engine.calm()
     page = browser.new_page(viewport={"width": 1400, "height": 1300})
     page.goto(f"{site}/chaos")
     settle(page)

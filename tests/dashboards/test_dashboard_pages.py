@@ -136,6 +136,7 @@ def ready(script: AppTest) -> AppTest:
 
 
 def test_start_needs_key_duration_and_quiet(recorded_engine: Any) -> None:
+    recorded_engine.calm()
     script = show("chaos")
     assert script.button(key="start").disabled
     assert "Type the operator key" in text(script)
@@ -150,6 +151,7 @@ def test_start_needs_key_duration_and_quiet(recorded_engine: Any) -> None:
 
 
 def test_start_asks_for_the_typed_name(recorded_engine: Any) -> None:
+    recorded_engine.calm()
     script = ready(show("chaos", operator_key=OPERATOR_KEY))
     script.button(key="start").click().run()
     assert not script.exception
