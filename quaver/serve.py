@@ -62,6 +62,7 @@ def run_front(supervisor: int) -> int:
     """Run the front until it is told to stop or `supervisor` (a pid) is gone; return its exit status."""
     import uvicorn  # noqa: PLC0415 - the supervisor stays small
 
+    from quaver.protocol import PatientProtocol  # noqa: PLC0415
     from quaver.service import Service, StartError  # noqa: PLC0415
     from quaver.settings import load_settings  # noqa: PLC0415
 
@@ -87,6 +88,8 @@ def run_front(supervisor: int) -> int:
     server = Server(
         uvicorn.Config(
             service.app,
+            http=PatientProtocol,
+            ws="none",
             log_level=settings.log_level,
             access_log=False,
             lifespan="on",
