@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -58,7 +59,7 @@ class ChaosClient:
 
     def stop(self, fault_id: str) -> dict[str, Any]:
         """End a fault. Harmless when it is over already."""
-        return self._call("DELETE", f"/quaver/chaos/faults/{fault_id}")
+        return self._call("DELETE", f"/quaver/chaos/faults/{quote(fault_id, safe='')}")
 
     def halt(self) -> dict[str, Any]:
         """End every fault and block new ones."""

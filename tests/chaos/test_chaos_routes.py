@@ -134,6 +134,7 @@ def test_the_client_speaks_all_of_it(tmp_path):
             assert (caught.value.status, caught.value.code) == (409, "overlap")
             assert client.preview()["recent"] == 0
             assert client.stop(fault["fault_id"])["ended"]
+            assert client.stop("no such?fault#")["fault_id"] == "no such?fault#"
             assert client.halt()["blocked"]
             assert not client.unblock()["blocked"]
         bridge.call(chaos.stop())
