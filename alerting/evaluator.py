@@ -26,7 +26,7 @@ from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, Response
 MAX_OPEN = 4096
 MAX_ROUTES = 64
 _OVERFLOW_ROUTE = "other"
-_BLIND_AFTER = 20  # responses in a row that could not be judged
+_BLIND_AFTER = 5  # responses in a row that could not be judged
 
 
 class _Open:
@@ -83,8 +83,10 @@ class Evaluator:
         self._engine = (model, quantization)
         for evidence in self._routes.values():
             self._pager.end_all(evidence, self._clock(), "another baseline is in force")
-        self._routes.clear()
+        known, self._routes = list(self._routes), {}
         self._apply(model)
+        for name in known:  # so that the gauges tell of now
+            self._route(name)
 
     def on_started(self, event: ResponseStarted) -> None:
         """Open a response."""
@@ -294,7 +296,10 @@ class Evaluator:
         if self._mismatch:
             return self._mismatch
         if e.unscored >= _BLIND_AFTER:
-            return f"the last {e.unscored} responses had no signals or no limits for their temperature"
+            return (
+                f"the last {e.unscored} responses had no signals, or a temperature that was not calibrated "
+                "(`quaver calibrate --temperature`)"
+            )
         return None
 
     def _export(self, e: RouteEvidence, now: float) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
 
 from chaos.load.questions import supply
-from chaos.load.readers import Readers, closed_loop
+from chaos.load.readers import Question, Readers, closed_loop
 from chaos.load.reading import Patience
 
 #: Readers of healthy traffic stay to the end.
@@ -29,9 +29,12 @@ async def calibrate(
     readers: int,
     max_tokens: int,
     seed: int,
+    temperatures: Sequence[float],
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
     """Ask until the server has gathered `responses` healthy ones and return its summary of the baseline.
+
+    Questions are asked at each of `temperatures` in turn.
 
     `key` is an operator's. The old baseline stays in force until the new one is whole. Raises
     CalibrationError and httpx.TransportError.
@@ -55,7 +58,8 @@ async def calibrate(
             raise CalibrationError("a fault is in force; end it first: `quaver chaos halt`")
         await act("start")
         try:
-            await _ask(url, key, responses, readers, max_tokens, seed, progress)
+            questions = supply("calibration", max_tokens=max_tokens, seed=seed, temperatures=temperatures)
+            await _ask(url, key, questions, responses, readers, seed, progress)
             after = await call("GET", "/quaver/chaos")
             if _starts(after) - _starts(before):
                 raise CalibrationError("a fault was started meanwhile: what was gathered is not all healthy")
@@ -81,15 +85,14 @@ def _refusal(answer: httpx.Response) -> str:
 async def _ask(  # noqa: PLR0917
     url: str,
     key: str,
+    questions: Iterator[Question],
     responses: int,
     readers: int,
-    max_tokens: int,
     seed: int,
     progress: Callable[[int], None],
 ) -> None:
     outcomes: Counter[str] = Counter()
     async with Readers(url, key, patience=_PATIENT, seed=seed) as crowd:
-        questions = supply("calibration", max_tokens=max_tokens, seed=seed)
         enough = lambda: outcomes["read"] >= responses  # noqa: E731
         async for _, reading in closed_loop(crowd, questions, readers, enough):
             outcomes[reading.outcome] += 1

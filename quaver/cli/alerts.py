@@ -33,6 +33,11 @@ def list_alerts(
             typer.echo(
                 f"  {alert['level']} {alert['name']} on {alert['route']}, from {alert['startsAt']}{ends}"
             )
+    for route, why in sorted(state["evaluator"]["blind"].items()):
+        typer.echo(f"blind on {route}: {why}")
+    problem = state["evaluator"]["baseline_problem"]
+    if problem and not state["evaluator"]["blind"]:
+        typer.echo(f"blind: {problem}")
     for route, breaker in sorted(state["breaker"].items()):
         if isinstance(breaker, dict):
             typer.echo(f"breaker {route}: {breaker['state']}")

@@ -10,7 +10,11 @@ from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
 
 
 def calibrate(
-    responses: Annotated[int, typer.Option(help="Healthy responses to gather.", min=40)] = 200,
+    responses: Annotated[int, typer.Option(help="Healthy responses to gather.", min=40)] = 320,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(help="Temperatures of your traffic; default: 0 and 1.", min=0, max=2),
+    ] = None,
     readers: Annotated[int, typer.Option(help="Questions asked at once.", min=1)] = 8,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 48,
     seed: Annotated[int, typer.Option(help="Seed of the questions' order.")] = 0,
@@ -42,6 +46,7 @@ def calibrate(
                     readers=readers,
                     max_tokens=max_tokens,
                     seed=seed,
+                    temperatures=temperature or (0.0, 1.0),
                     progress=lambda read: bar.update(task, completed=read),
                 )
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,10 @@ def load(
     seed: Annotated[int, typer.Option(help="Seed of questions, arrivals and patience.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the final table.")] = False,
 ) -> None:
-    """Run Locust headless against a server and print first-token, inter-token and end-to-end times."""
+    """Run Locust headless against a server and print first-token, inter-token and end-to-end times.
+
+    When the time is over nobody asks any more; answers still running get up to 30 seconds to finish.
+    """
     from chaos.load.run import LoadError, run_headless
 
     console = Console(markup=False, emoji=False)
@@ -72,6 +76,15 @@ def table(report: dict[str, Any]) -> Table:
             "–" if row[c] is None else f"{row[c]:.3f}" if c != "count" else str(row[c]) for c in columns
         )
         out.add_row(what, *values)
-    counts = [*report["outcomes"].items(), *report["left_because"].items(), *report["errors"].items()]
-    out.caption = ", ".join(f"{name}: {count}" for name, count in counts) or "no requests"
+    out.caption = ", ".join(_outcomes(report)) or "no requests"
     return out
+
+
+def _outcomes(report: dict[str, Any]) -> Iterator[str]:
+    """Yield each outcome with its count and, in brackets, what that count is made of."""
+    reasons = {"left": "left_because", "shed": "shed_because", "failed": "errors"}
+    for name, count in report["outcomes"].items():
+        why = report[reasons[name]] if name in reasons else {}
+        parts = ", ".join(f"{times} {reason}" for reason, times in why.items())
+        shown = "ended with the run" if name == "ended" else name
+        yield f"{shown}: {count}" + (f" ({parts})" if parts else "")
