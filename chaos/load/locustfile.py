@@ -1,7 +1,8 @@
 """Locust users who stream answers, read along and hang up when their patience ends.
 
 Locust's own table keeps one row per request (to the headers). First-token, inter-token and
-end-to-end times live in our histograms, saved every two seconds and on every way out.
+end-to-end times live in our histograms, saved every two seconds and on every way out. When the run
+is over nobody asks any more, and answers still running are read on for Locust's stop timeout.
 
 Environment: `QUAVER_KEY` (client key), `QUAVER_LOAD_OUT` (folder), `QUAVER_LOAD_RATE` (requests a
 second over all users; 0: each user asks again at once), `QUAVER_LOAD_TOKENS`, `QUAVER_LOAD_PATIENCE_S`,
@@ -19,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+from gevent.event import Event
 from locust import HttpUser, constant, events, task
+from locust.exception import StopUser
+from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import RequestException
 
 from chaos.load.questions import supply
@@ -37,6 +41,7 @@ SAVE_EVERY_S = 2.0
 report = Report()
 questions = supply("demo", max_tokens=TOKENS, seed=SEED)
 user_numbers = itertools.count()
+over = Event()
 
 
 def save(**_: Any) -> None:
@@ -53,10 +58,17 @@ def save_often() -> None:
 
 def start_saving(**_: Any) -> None:
     """Begin to save as soon as the test runs."""
+    over.clear()
     gevent.spawn(save_often)
 
 
+def stop_asking(**_: Any) -> None:
+    """Wake whoever waits to ask: the run is over."""
+    over.set()
+
+
 events.test_start.add_listener(start_saving)  # type: ignore[no-untyped-call]
+events.test_stopping.add_listener(stop_asking)  # type: ignore[no-untyped-call]
 events.test_stop.add_listener(save)  # type: ignore[no-untyped-call]
 events.quitting.add_listener(save)  # type: ignore[no-untyped-call]
 atexit.register(save)
@@ -84,18 +96,22 @@ class Reader(HttpUser):
     def ask(self) -> None:
         """Wait until the question is due, ask it, and read the answer as it comes."""
         due = self.next_due()
-        gevent.sleep(max(0.0, due - time.time()))
+        if over.wait(max(0.0, due - time.time())):
+            raise StopUser
         question = next(questions)
         reading = Reading(intended=due, started=time.time())
         screen = Screen(reading, question.text, PATIENCE, self.rng)
         clock = time.perf_counter()
         try:
             self.stream(question.body("default"), question.request_headers(), screen, clock)
+        except gevent.GreenletExit:
+            reading.outcome = "ended"
+            raise
         finally:
             reading.duration_s = time.perf_counter() - clock
             report.add(reading)
         if reading.retry_after_s:
-            gevent.sleep(min(reading.retry_after_s, 5.0))
+            over.wait(min(reading.retry_after_s, 5.0))
 
     def stream(self, body: dict[str, Any], headers: dict[str, str], screen: Screen, clock: float) -> None:
         """Read one event stream until it ends or the reader leaves; leaving closes the socket."""
@@ -111,7 +127,7 @@ class Reader(HttpUser):
             ) as response:
                 if response.status_code != 200:
                     reading.outcome = "shed" if response.status_code in (429, 503) else "failed"
-                    reading.error = str(response.status_code)
+                    reading.error = _why_not(response)
                     reading.retry_after_s = 1.0
                     response.failure(f"status {response.status_code}")
                     return
@@ -124,12 +140,21 @@ class Reader(HttpUser):
                 finally:
                     response.close()
                 response.success()
+            if not (screen.done or screen.verdict):
+                raise ValueError("the stream ended before [DONE]")
             screen.finish(time.perf_counter() - clock)
         except gevent.Timeout as timeout:
             if timeout is not leave:
                 raise
             screen.finish(time.perf_counter() - clock)
         except (RequestException, ValueError) as error:
-            reading.error = type(error).__name__
+            reading.error = str(error) if isinstance(error, ValueError) else type(error).__name__
         finally:
             leave.close()
+
+
+def _why_not(response: Any) -> str:
+    """Say why there is no answer. Locust gives a request that got none the status 0."""
+    if response.status_code:
+        return str(response.status_code)
+    return "no connection" if isinstance(response.error, NoConnection) else type(response.error).__name__

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from chaos.load.judge import Judge, Verdict
 
-Outcome = Literal["read", "left", "shed", "failed"]
+Outcome = Literal["read", "left", "shed", "failed", "ended"]  # ended: with the run, neither done nor left
 Left = Literal["impatient", "repeats", "unreadable"]
 
 

@@ -1,4 +1,4 @@
-"""What a run of readers adds up to; failed, shed and cut-short requests stay apart."""
+"""What a run of readers adds up to; failed, shed, cut-short and unfinished requests stay apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Report:
         self.failed_after_s = Histogram()
         self.outcomes: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()  # of failed requests
+        self.refusals: Counter[str] = Counter()  # of shed requests
         self.tokens = 0
         self.began: float | None = None
         self.ended: float | None = None
@@ -38,7 +39,8 @@ class Report:
         self.times["start_delay_s"].record(reading.start_delay_s)
         if reading.outcome in ("failed", "shed"):
             self.failed_after_s.record(reading.duration_s)
-            self.errors[reading.error or "unknown"] += 1
+            why = self.errors if reading.outcome == "failed" else self.refusals
+            why[reading.error or "unknown"] += 1
             return
         if reading.first_token_s is not None:
             self.times["first_token_s"].record(reading.first_token_s)
@@ -46,7 +48,7 @@ class Report:
             self.times["inter_token_s"].record(seconds, times)
         if reading.outcome == "read":
             self.times["end_to_end_s"].record(reading.duration_s)
-        else:
+        elif reading.outcome == "left":
             self.cut_after_s.record(reading.duration_s)
             self.reasons[reading.left or "impatient"] += 1
 
@@ -66,6 +68,7 @@ class Report:
             "tokens_per_s": self.tokens / span if span else None,
             "outcomes": dict(self.outcomes),
             "left_because": dict(self.reasons),
+            "shed_because": dict(self.refusals.most_common(20)),
             "errors": dict(self.errors.most_common(20)),
             **{name: histogram.summary() for name, histogram in self.times.items()},
             "cut_after_s": self.cut_after_s.summary(),

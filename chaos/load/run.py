@@ -13,6 +13,7 @@ from typing import Any
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 GRACE_S = 15.0
+FINISH_S = 30  # for answers that still run when the time is over
 
 
 class LoadError(Exception):
@@ -35,6 +36,7 @@ def run_headless(
     """Run `users` readers for `seconds` and return the report of `out_dir/readers.json`.
 
     `rate` is requests a second over all users, scheduled ahead; 0 asks as fast as answers come.
+    Answers still running at the end get `FINISH_S` more; what is cut then has the outcome `ended`.
     SIGINT and SIGTERM reach Locust, which saves what it has. Raises LoadError.
     """
     if find_spec("locust") is None:  # not imported here: that would patch this process's threads
@@ -45,7 +47,7 @@ def run_headless(
     command = [
         *(sys.executable, "-m", "locust", "--headless", "--locustfile", str(LOCUSTFILE), "--host", url),
         *("--users", str(users), "--spawn-rate", str(users), "--run-time", f"{max(1, round(seconds))}s"),
-        *("--stop-timeout", "3", "--csv", str(out_dir / "locust"), "--exit-code-on-error", "0"),
+        *("--stop-timeout", str(FINISH_S), "--csv", str(out_dir / "locust"), "--exit-code-on-error", "0"),
         *(("--loglevel", "WARNING", "--only-summary") if quiet else ("--loglevel", "INFO")),
     ]
     environment = os.environ | {

@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from chaos.load import run as load_run
 from chaos.load.run import LOCUSTFILE, run_headless
+from quaver.cli.load import table
 
 
 def test_headless_run_streams_hangs_up_and_reports(script: Any, tmp_path: Path) -> None:
@@ -31,8 +34,40 @@ def test_refusals_are_counted_apart_with_their_status(script: Any, tmp_path: Pat
     script.status = 503
     report = run_headless(script.url, "k", users=2, rate=20.0, seconds=1, out_dir=tmp_path, quiet=True)
     assert set(report["outcomes"]) == {"shed"}
-    assert report["errors"] == {"503": report["requests"]}
+    assert report["shed_because"] == {"503": report["requests"]}
     assert report["end_to_end_s"]["count"] == 0
+
+
+def test_answers_running_at_the_end_are_read_to_their_end(script: Any, tmp_path: Path) -> None:
+    script.before_s = 3.0
+    report = run_headless(script.url, "k", users=2, seconds=1, out_dir=tmp_path, quiet=True)
+    assert report["outcomes"] == {"read": 2}
+    assert script.hung_up == 0
+
+
+def test_answers_cut_by_the_end_have_their_own_outcome(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_run, "FINISH_S", 1)
+    script.chunks, script.gap_s = ["word "], 20.0
+    report = run_headless(script.url, "k", users=2, seconds=1, out_dir=tmp_path, patience_s=900, quiet=True)
+    assert report["outcomes"] == {"ended": 2}
+    assert report["first_token_s"]["count"] == 2
+    assert table(report).caption == "ended with the run: 2"
+
+
+def test_nobody_asks_after_the_end(script: Any, tmp_path: Path) -> None:
+    began = time.monotonic()
+    report = run_headless(script.url, "k", users=1, rate=0.001, seconds=1, out_dir=tmp_path, quiet=True)
+    assert report["requests"] == 0
+    assert time.monotonic() - began < 20
+
+
+def test_a_dead_server_is_no_connection(tmp_path: Path) -> None:
+    report = run_headless("http://127.0.0.1:9", "k", users=1, seconds=1, out_dir=tmp_path, quiet=True)
+    assert set(report["errors"]) == {"no connection"}
+    count = report["requests"]
+    assert table(report).caption == f"failed: {count} ({count} no connection)"
 
 
 def test_sigterm_leaves_a_report(script: Any, tmp_path: Path) -> None:
