@@ -1,6 +1,8 @@
 """Chaos Toolkit's hands on a Quaver server: what `chaos run experiment.yaml` calls.
 
-Experiments name `url` and `operator_key_file` in their configuration. The toolkit is the shell,
+An experiment's configuration may name `url` and `operator_key_file`. Without them the address is
+`QUAVER_URL`, else the default one, and the key is the file `QUAVER_OPERATOR_KEY_FILE`, else the one in
+the keys folder that a server with the same environment would use. The toolkit is the shell,
 never the safety mechanism: every fault is a lease that ends on the server by itself, whatever
 becomes of the run. A fault that cannot be started interrupts the run, which then exits non-zero;
 left to itself the toolkit would call an experiment without its fault completed.
@@ -9,6 +11,7 @@ left to itself the toolkit would call an experiment without its fault completed.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +27,7 @@ __all__ = ["alert_fires", "faults_in_force", "halt", "nothing_fires", "start_fau
 
 T = TypeVar("T")
 _LOOK_S = 0.5
+_URL = "http://127.0.0.1:8000"
 
 log = logging.getLogger("chaostoolkit")
 
@@ -95,10 +99,21 @@ def _ask(configuration: dict[str, Any] | None, question: Callable[[ChaosClient],
 
 def _client(configuration: dict[str, Any] | None) -> ChaosClient:
     values = configuration or {}
+    url = values.get("url") or os.environ.get("QUAVER_URL") or _URL
+    path = Path(values.get("operator_key_file") or _key_file()).expanduser()
     try:
-        key = Path(values["operator_key_file"]).expanduser().read_text().strip()
-        return ChaosClient(values["url"], key)
-    except KeyError as error:
-        raise ActivityFailed(f"the experiment's configuration lacks {error}") from error
+        key = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ActivityFailed(f"cannot read the operator's key: {error}") from error
+        raise ActivityFailed(
+            f"cannot read the operator's key {path} ({error.strerror}); set QUAVER_STATE_DIR as the "
+            "server has it, or QUAVER_OPERATOR_KEY_FILE to the file"
+        ) from error
+    return ChaosClient(url, key)
+
+
+def _key_file() -> str | Path:
+    """Return where the operator's key is, by the variables that the server reads too."""
+    if given := os.environ.get("QUAVER_OPERATOR_KEY_FILE"):
+        return given
+    state = os.environ.get("QUAVER_STATE_DIR") or "~/.local/state/quaver"
+    return Path(os.environ.get("QUAVER_KEYS_DIR") or Path(state) / "keys") / "operator.key"

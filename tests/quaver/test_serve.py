@@ -223,10 +223,6 @@ def _chaos_run(
     experiment = {
         "title": "noise comes and goes",
         "description": "a fault is started and ended",
-        "configuration": {
-            "url": server.url,
-            "operator_key_file": str(server.state / "keys" / "operator.key"),
-        },
         "steady-state-hypothesis": {
             "title": "nothing is broken",
             "probes": [{"name": "faults", "type": "probe", "tolerance": 0, "provider": probe}],
@@ -243,7 +239,10 @@ def _chaos_run(
     path = folder / "experiment.json"
     path.write_text(json.dumps(experiment))
     command = [str(Path(sys.executable).with_name("chaos")), "--no-version-check", "run", str(path)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    env = os.environ | {"QUAVER_URL": server.url, "QUAVER_STATE_DIR": str(server.state)}
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_chaos_toolkit_runs_an_experiment(server: Server, tmp_path: Path) -> None:
