@@ -6,6 +6,7 @@ ends when the front ends by itself. The front in turn watches the model process.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -77,7 +78,20 @@ def run_front(supervisor: int) -> int:
         print(f"quaver: cannot start: {error}; `quaver doctor` tells what to do", file=sys.stderr)
         return EXIT_CANNOT_START
 
+    log = _say(settings.log_level)
+
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                log.info(
+                    "listening on %s; model %s is loading; keys in %s; chaos is %s",
+                    f"http://{settings.host}:{settings.port}",
+                    service.api.model,
+                    settings.keys_dir,
+                    "on" if settings.chaos else "off",
+                )
+
         async def on_tick(self, counter: int) -> bool:
             return await super().on_tick(counter) or os.getppid() != supervisor
 
@@ -106,6 +120,14 @@ def run_front(supervisor: int) -> int:
         signal.signal(signum, stop)
     server.run(sockets=[listener])
     return 0 if server.started else EXIT_CANNOT_START
+
+
+def _say(level: str) -> logging.Logger:
+    """Let our own log lines reach stderr, those of libraries from warnings on; return our logger."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s:     %(name)s: %(message)s")
+    log = logging.getLogger("quaver")
+    log.setLevel(level.upper())
+    return log
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ from engine.models.config import ModelError
 from engine.process.client import EngineClient
 from quaver.settings import Settings
 from telemetry.hub import Telemetry
+
+log = logging.getLogger("quaver")
 
 _VERSIONS = ("quaver", "torch", "starlette", "opentelemetry-sdk", "pyarrow", "duckdb")
 
@@ -148,6 +151,7 @@ class _Introductions:
             model = self._service.api.model
             self._service.telemetry.engine_ready(msgspec.structs.replace(ready, model=model))
             self._service.alerting.set_model(model, ready.quantization)
+            log.info("the model %s is ready (%s)", model, ready.quantization)
 
     def on_started(self, event: RequestStarted) -> None: ...
 

@@ -139,6 +139,13 @@ def test_answers_and_describes_itself(server: Server) -> None:
     assert listed[0]["prompt"] is None and listed[0]["output"] is None
 
 
+def test_says_where_it_listens_and_when_the_model_is_ready(server: Server) -> None:
+    log = server.log.read_text()
+    assert f"listening on {server.url}; model smollm2-135m is loading" in log
+    assert f"keys in {server.state / 'keys'}; chaos is on" in log
+    wait_for(lambda: "model smollm2-135m is ready" in server.log.read_text())
+
+
 def test_roles(server: Server) -> None:
     assert httpx.get(f"{server.url}/quaver/status").status_code == 401
     assert server.call("GET", "/quaver/chaos", role="client").status_code == 403
