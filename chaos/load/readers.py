@@ -15,6 +15,8 @@ from chaos.load.reading import Patience, Reading, Screen
 
 Message = dict[str, str]
 
+_LOOK_S = 0.25  # how often a loop looks whether it should end
+
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -180,23 +182,30 @@ async def open_loop(
     try:
         for question, due in zip(questions, arrivals(rate, random.Random(seed), time.time()), strict=False):
             while (wait := due - time.time()) > 0 and not until():
-                try:
-                    yield await asyncio.wait_for(done.get(), min(wait, 0.25))
-                except TimeoutError:
-                    continue
+                if (ended := await _next(done, min(wait, _LOOK_S))) is not None:
+                    yield ended
             if until():
                 break
             task = asyncio.create_task(one(question, due))
             running.add(task)
             task.add_done_callback(running.discard)
         while running or not done.empty():
-            try:
-                yield await asyncio.wait_for(done.get(), 0.25)
-            except TimeoutError:
-                continue
+            if (ended := await _next(done, _LOOK_S)) is not None:
+                yield ended
     finally:
         for task in running:
             task.cancel()
+
+
+async def _next(
+    done: asyncio.Queue[tuple[Question, Reading]], seconds: float
+) -> tuple[Question, Reading] | None:
+    """Wait a little for a reading. Not `wait_for`: in Python 3.11 it can swallow a cancellation."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await done.get()
+    except TimeoutError:
+        return None
 
 
 async def closed_loop(
@@ -219,10 +228,8 @@ async def closed_loop(
     running = {asyncio.create_task(one()) for _ in range(streams)}
     try:
         while not done.empty() or any(not task.done() for task in running):
-            try:
-                yield await asyncio.wait_for(done.get(), 0.25)
-            except TimeoutError:
-                continue
+            if (ended := await _next(done, _LOOK_S)) is not None:
+                yield ended
         for task in running:
             task.result()
     finally:

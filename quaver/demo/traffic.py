@@ -103,8 +103,10 @@ class Traffic:
             if self._pump is not None and self._pump.done():
                 self._pump.result()
                 return Window(started, time.time(), tuple(answers))
+            # Not wait_for: in Python 3.11 it can swallow a cancellation that comes together with news.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), 0.5)
+                async with asyncio.timeout(0.5):
+                    await self._news.wait()
 
     @staticmethod
     def served(answers: Sequence[tuple[Question, Reading]]) -> int:
