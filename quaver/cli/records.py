@@ -55,9 +55,15 @@ def show(
 
 
 def _folder(folder: Path | None) -> Path:
+    """Return the folder to read; raises FileNotFoundError when there is none."""
     from quaver.settings import load_settings
 
-    return folder or load_settings().records_dir
+    folder = (folder or load_settings().records_dir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"no records folder {folder}; is QUAVER_STATE_DIR that of the server? --dir names another folder"
+        )
+    return folder
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -107,6 +107,13 @@ def test_what_was_recorded_is_shown_as_it_is(tmp_path: Path) -> None:
     assert "[red]x[/red] [/y] :smile:" in shown.stdout
 
 
+@pytest.mark.parametrize("words", [["query"], ["show", "r1"]])
+def test_a_missing_records_folder_is_said(words: list[str], tmp_path: Path) -> None:
+    failed = quaver("records", *words, HOME=str(tmp_path))
+    assert failed.returncode == 1
+    assert "is QUAVER_STATE_DIR that of the server?" in failed.stderr and "Traceback" not in failed.stderr
+
+
 def test_traceback_on_request(tmp_path: Path) -> None:
     failed = quaver("doctor", HOME=str(tmp_path), QUAVER_PORT="many", QUAVER_DEBUG="1")
     assert "Traceback" in failed.stderr
