@@ -88,9 +88,31 @@ def list_faults(
     typer.echo("in force:" if state["faults"] else "in force: none")
     for fault in state["faults"]:
         typer.echo(f"  {fault['fault_id']}: {fault['remaining_s']:.0f} s left, touched {fault['touched']}")
+        typer.echo(f"    what: {_given(fault['params'])}; whom: {_given(fault['selector'])}")
     typer.echo("kinds:")
     for kind in state["kinds"]:
         typer.echo(f"  {kind['kind']}: {kind['description']}")
+        for name, schema in kind["params"]["properties"].items():
+            typer.echo(f"    -p {name}={_default(schema)}: {schema.get('description', '')}{_choices(schema)}")
+
+
+def _given(values: dict[str, Any]) -> str:
+    """Show parameters or conditions as they would be typed."""
+    return ", ".join(f"{name}={_typed(value)}" for name, value in values.items()) or "–"
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _default(schema: dict[str, Any]) -> str:
+    return _typed(schema["default"]) if "default" in schema else "…"
+
+
+def _choices(schema: dict[str, Any]) -> str:
+    """Show what a parameter may be, where its schema lists it."""
+    words = [_typed(word) for word in schema.get("enum", ()) if word != ""]
+    return f" ({', '.join(words)})" if words else ""
 
 
 @app.command()

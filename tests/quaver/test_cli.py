@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from quaver.cli import app
 
@@ -112,6 +113,29 @@ def test_a_missing_records_folder_is_said(words: list[str], tmp_path: Path) -> N
     failed = quaver("records", *words, HOME=str(tmp_path))
     assert failed.returncode == 1
     assert "is QUAVER_STATE_DIR that of the server?" in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_chaos_list_shows_parameters_and_what_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    from chaos.client import ChaosClient
+    from chaos.faults.registry import describe
+
+    fault = {
+        "fault_id": "noise-1",
+        "remaining_s": 9.0,
+        "touched": 3,
+        "params": {"sigma": 2.0, "from_token": 0},
+        "selector": {"share": 0.5, "route": "search"},
+    }
+    lever = {"blocked": False, "reason": None}
+    state = {"enabled": True, "lever": lever, "faults": [fault], "kinds": describe()}
+    monkeypatch.setattr(ChaosClient, "status", lambda self: state)
+    monkeypatch.setenv("QUAVER_OPERATOR_KEY", "k")
+    shown = CliRunner().invoke(app, ["chaos", "list"])
+    assert shown.exit_code == 0, shown.output
+    lines = [line.strip() for line in shown.output.splitlines()]
+    assert "what: sigma=2.0, from_token=0; whom: share=0.5, route=search" in lines
+    assert "-p sigma=2.0: standard deviation, in logits (nats)" in lines
+    assert "-p side=prefix: what is removed (middle, prefix, suffix)" in lines
 
 
 def test_traceback_on_request(tmp_path: Path) -> None:
