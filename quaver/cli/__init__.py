@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -11,12 +12,29 @@ from quaver.cli import alerts, calibrate, chaos, dashboard, demo, doctor, load, 
 
 app = typer.Typer(
     name="quaver",
-    help="Observability and chaos engineering for LLM inference.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """Observability and chaos engineering for LLM inference."""
+
+
 app.command("serve")(serve.serve)
 app.add_typer(model.app, name="model")
 app.command("doctor")(doctor.doctor)

@@ -20,5 +20,6 @@ def doctor() -> None:
         mend = f" → {finding.mend}" if finding.mend else ""
         typer.echo(f"{label}{finding.subject}: {finding.text}{mend}")
     count = {status: sum(finding.status == status for finding in findings) for status in colours}
-    typer.echo(f"{count['ok']} ok, {count['warning']} warnings, {count['failed']} failed")
+    warnings = "1 warning" if count["warning"] == 1 else f"{count['warning']} warnings"
+    typer.echo(f"{count['ok']} ok, {warnings}, {count['failed']} failed")
     raise typer.Exit(1 if count["failed"] else 0)

@@ -138,6 +138,12 @@ def test_chaos_list_shows_parameters_and_what_is_in_force(monkeypatch: pytest.Mo
     assert "-p side=prefix: what is removed (middle, prefix, suffix)" in lines
 
 
+def test_version_is_a_command_and_an_option() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert shown.exit_code == 0
+    assert shown.output == CliRunner().invoke(app, ["version"]).output != ""
+
+
 def test_traceback_on_request(tmp_path: Path) -> None:
     failed = quaver("doctor", HOME=str(tmp_path), QUAVER_PORT="many", QUAVER_DEBUG="1")
     assert "Traceback" in failed.stderr

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from quaver.cli import app
 from quaver.doctor import Finding, examine
 from quaver.settings import Settings
 
@@ -25,6 +27,13 @@ def test_nothing_is_written_and_a_missing_model_is_mended(tmp_path: Path) -> Non
     assert "quaver model pull" in found["model"].mend
     assert found["keys"].status == "ok"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 warnings"), (1, "1 warning,"), (2, "2 warnings")])
+def test_the_sum_is_grammatical(count: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = [Finding("warning", "x", "y")] * count
+    monkeypatch.setattr("quaver.doctor.examine", lambda settings: findings)
+    assert words in CliRunner().invoke(app, ["doctor"]).output
 
 
 def test_readable_keys_fail(tmp_path: Path) -> None:
