@@ -281,7 +281,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = hypothesis_settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestEngineMachine.settings = hypothesis_settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
 class ShiftHook:

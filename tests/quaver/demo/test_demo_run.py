@@ -82,7 +82,10 @@ def test_sigterm_ends_the_fault_in_force(stage: Any, tmp_path: Path) -> None:
         time.sleep(0.02)
     assert stage.fault is not None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 130
+    try:
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
     assert stage.fault is None
 
 
