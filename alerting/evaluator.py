@@ -56,7 +56,7 @@ class Evaluator:
         clock: Callable[[], float] = time.time,
         on_l1: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`on_l1(request_id, name)` hears which response raised an L1 of the paging preset."""
+        """`on_l1(request_id, name)` hears which response raised an L1 of the paging preset, and its cause."""
         self.preset = preset
         self._rules = rules
         self._pager = Pager(rules, book, breaker)
@@ -270,7 +270,7 @@ class Evaluator:
         if preset == self.preset:
             evidence.add_l1(request_id, now)
             if self._on_l1 is not None:
-                self._on_l1(request_id, self._rules.alerts.l1_rate.name)
+                self._on_l1(request_id, f"L1 {cause}")
             self._check(evidence, now)
 
     def _check(self, evidence: RouteEvidence, now: float) -> None:

@@ -52,7 +52,7 @@ class Alerting:
         *,
         on_l1: Callable[[str, str], None] | None = None,
     ) -> None:
-        """`on_l1(request_id, alert_name)` hears which response raised an L1."""
+        """`on_l1(request_id, name)` hears which response raised an L1, and its cause."""
         self.settings = settings
         self.rules = load_rules(settings.rules_file)
         state_dir = state_dir.expanduser()

@@ -89,7 +89,7 @@ def _facts(request: Request) -> None:
                 ("Prompt tokens cached", request.kv_hit_device),
                 ("Model", " ".join(filter(None, (request.model, request.quantization)))),
                 ("Faults that touched it", ", ".join(request.faults or []) or "none"),
-                ("Alerts it raised", ", ".join(request.alerts or []) or "none"),
+                ("L1 events it raised", ", ".join(request.alerts or []) or "none"),
                 ("Trace", request.trace_id),
             ]
         )
