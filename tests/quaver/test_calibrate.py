@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import httpx
 import pytest
 
+from chaos.load.questions import supply
 from quaver import calibrate
 
 REFUSED = httpx.Response(403, json={"error": {"message": "a client key may not do this"}})
@@ -46,7 +48,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], Any]:
         )
         return asyncio.run(
             calibrate.calibrate(
-                "http://quaver", "key", responses=40, readers=1, max_tokens=1, seed=0, progress=print
+                "http://quaver",
+                "key",
+                responses=40,
+                readers=1,
+                max_tokens=1,
+                seed=0,
+                temperatures=(0.0, 1.0),
+                progress=print,
             )
         )
 
@@ -75,3 +84,8 @@ def test_it_refuses_and_leaves_nothing_running(
     with pytest.raises(calibrate.CalibrationError, match=said):
         run(server)
     assert server.actions == actions
+
+
+def test_questions_are_asked_at_each_temperature_in_turn() -> None:
+    questions = supply("calibration", max_tokens=8, temperatures=(0.0, 1.0))
+    assert [question.temperature for question in islice(questions, 4)] == [0.0, 1.0, 0.0, 1.0]
