@@ -16,6 +16,7 @@ import httpx
 
 from alerting.alerts import Alert, rfc3339
 from alerting.metrics import AlertMetrics
+from alerting.tasks import end
 
 _MAX_PENDING = 1000
 _RETRY_MIN_S, _RETRY_MAX_S = 0.5, 30.0
@@ -71,9 +72,7 @@ class AlertmanagerClient:
     async def stop(self) -> None:
         """Try once more to deliver what waits, then end."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
             self._task = None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._deliver(), _STOP_S)

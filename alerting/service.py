@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from alerting.rules import load_rules
 from alerting.settings import AlertingSettings
 from alerting.sink import EmbeddedSink
 from alerting.store import NotificationStore
+from alerting.tasks import end
 from alerting.webhook import WebhookReceiver
 from engine.api.body import body_of, decode
 from engine.api.errors import ApiError
@@ -123,9 +123,7 @@ class Alerting:
     async def stop(self) -> None:
         """End the evaluator, deliver what waits."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
             self._task = None
         await self._notifier.stop()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 from alerting.alerts import Alert
 from alerting.metrics import AlertMetrics
+from alerting.tasks import end
 from alerting.webhook import Notification, WebhookAlert, WebhookReceiver
 
 _MAX_WAITING = 1000
@@ -53,9 +53,7 @@ class EmbeddedSink:
     async def stop(self) -> None:
         """Try once more, then end."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
             self._task = None
         self._deliver()
 

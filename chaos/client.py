@@ -18,6 +18,15 @@ class RefusedError(Exception):
         self.code = code
 
 
+def refusal(answer: httpx.Response) -> tuple[str | None, str | None]:
+    """Return message and code of an OpenAI-shaped error answer; None where it has none."""
+    try:
+        error = answer.json()["error"]
+        return error["message"], error.get("code")
+    except (ValueError, KeyError, TypeError):
+        return None, None
+
+
 class ChaosClient:
     """Blocking; `key` is an operator's (a viewer's suffices for `status`).
 
@@ -90,9 +99,7 @@ class ChaosClient:
         if answer.is_success:
             result: dict[str, Any] = answer.json()
             return result
-        try:
-            error = answer.json()["error"]
-            message, code = error["message"], error.get("code")
-        except (ValueError, KeyError, TypeError):
-            message, code = answer.text[:200] or "no answer", None
+        message, code = refusal(answer)
+        if message is None:
+            message = answer.text[:200] or "no answer"
         raise RefusedError(answer.status_code, code, message)

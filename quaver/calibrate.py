@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from chaos.client import refusal
 from chaos.load.questions import supply
 from chaos.load.readers import Question, Readers, closed_loop
 from chaos.load.reading import Patience
@@ -75,11 +76,8 @@ def _starts(chaos: dict[str, Any]) -> set[str]:
 
 
 def _refusal(answer: httpx.Response) -> str:
-    try:
-        message: str = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.url} answered {answer.status_code}; is a Quaver server there?"
-    return message
+    message, _ = refusal(answer)
+    return message or f"{answer.url} answered {answer.status_code}; is a Quaver server there?"
 
 
 async def _ask(  # noqa: PLR0917

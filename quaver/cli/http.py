@@ -45,6 +45,8 @@ def call(method: str, url: str, path: str, key: str, body: dict[str, Any] | None
     """Send one request and return the JSON answer, or raise `ServerError`."""
     import httpx
 
+    from chaos.client import refusal
+
     try:
         answer = httpx.request(
             method,
@@ -57,8 +59,7 @@ def call(method: str, url: str, path: str, key: str, body: dict[str, Any] | None
         raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
     if answer.is_success:
         return answer.json() if answer.content else None
-    try:
-        message = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    message, _ = refusal(answer)
+    if message is None:
         message = answer.text[:200]
     raise ServerError(f"{method} {path} was refused with {answer.status_code}: {message}")

@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from chaos.client import refusal
+
 
 class DemoError(Exception):
     """The demo cannot go on; the message says what to do."""
@@ -71,9 +73,8 @@ class Control:
             raise DemoError(f"no answer from {self.url}{path} ({type(error).__name__})") from None
         if answer.is_success:
             return answer.json() if answer.content else None
-        try:
-            message = answer.json()["error"]["message"]
-        except (ValueError, KeyError, TypeError):
+        message, _ = refusal(answer)
+        if message is None:
             message = answer.text[:200]
         raise DemoError(f"{method} {path}: {answer.status_code} {message}")
 
