@@ -1,0 +1,137 @@
+"""Finds or compiles the native kernels for one instruction set.
+
+A library is compiled once for each source, instruction set and compiler, into the user's cache. It
+is written under a temporary name and renamed, so that processes starting together do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+
+#: Instruction sets from the fastest to the plainest: what /proc/cpuinfo must list, compiler flags.
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+_X86: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "amx": (
+        frozenset({"avx512_vnni", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"}),
+        (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mprefer-vector-width=512"),
+    ),
+    "avx512": (
+        frozenset({"avx512_vnni", "avx512bw", "avx512dq", "avx512vl"}),
+        (*_AVX512, "-mprefer-vector-width=512"),
+    ),
+    "avx2": (frozenset({"avx2", "fma", "f16c"}), _AVX2),
+    "base": (frozenset(), ()),
+}
+_ARM: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "dotprod": (frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod+fp16",)),
+    "base": (frozenset(), ()),
+}
+_COMMON = (
+    "-std=c++20",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-Wall",
+    "-Wno-psabi",
+)
+_COMPILE_S = 300
+
+
+class BuildError(RuntimeError):
+    """The native kernels cannot be had here; the message says why and what to do."""
+
+
+def instruction_sets() -> list[str]:
+    """Return those that this machine runs, the fastest first."""
+    flags = _cpu_flags()
+    return [name for name, (needed, _) in _known().items() if needed <= flags]
+
+
+def library(isa: str, cache: Path) -> Path:
+    """Return the compiled library of an instruction set, compiling it if it is not in `cache`.
+
+    Raises BuildError without a C++ compiler or when the compiler fails.
+    """
+    flags = (*_COMMON, *_known()[isa][1])
+    shipped = SOURCES.parent / "lib" / f"quaver-{isa}-{_digest(flags)}.so"
+    if shipped.exists():
+        return shipped
+    compiler = _compiler()
+    cache = cache.expanduser()
+    target = cache / f"quaver-{isa}-{_digest((*flags, *_version(compiler)))}.so"
+    if not target.exists():
+        _compile(compiler, flags, target)
+    return target
+
+
+def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=target.stem, suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise BuildError(f"{target.parent} cannot be written: {error.strerror or error}") from error
+    os.close(handle)
+    temporary = Path(name)
+    command = [compiler, *flags, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)
+        if done.returncode:
+            raise BuildError(f"{compiler} failed on the native kernels:\n{done.stderr[-2000:]}")
+        temporary.replace(target)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{compiler} took more than {_COMPILE_S} s for the native kernels") from error
+    except OSError as error:
+        raise BuildError(f"{compiler} could not write {target}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _digest(extra: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    digest.update("\0".join(extra).encode())
+    return digest.hexdigest()[:16]
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise BuildError("no C++ compiler is installed (apt-get install g++)")
+
+
+def _version(compiler: str) -> tuple[str]:
+    try:
+        return (subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout,)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"{compiler} does not run: {error}") from error
+
+
+def _known() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
+    return _ARM if platform.machine() in ("aarch64", "arm64") else _X86
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
