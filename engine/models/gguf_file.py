@@ -1,4 +1,4 @@
-"""Reads Llama-family models from GGUF files: config, tokenizer, and weights as float32.
+"""Reads Llama-family models from GGUF files: config, tokenizer, and weights as stored.
 
 GGUF keeps the rows of Q and K in the order of adjacent-pair RoPE; they come out of here in the
 half-split order that Hugging Face models use.
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import gguf
 import numpy as np
 
 from engine.models.config import ModelConfig, ModelError, weight_shapes
-from engine.models.gguf_format import FormatError, StoredTensor, read_gguf
+from engine.models.gguf_format import FormatError, Strings, read_gguf
+from engine.models.weights import StoredWeight
 from engine.tokenizer import Tokenizer, byte_level_bpe
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -39,12 +36,17 @@ _TOP_NAMES = {
 #: Control tokens that end an answer in the known chat formats, whatever `eos_token_id` says.
 _ENDINGS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>"})
 _CONTROL, _USER_DEFINED = 3, 4
+_FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
+    **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+    **{21: "Q2_K_S", 32: "BF16"},
+}
 
 
 class GgufFile:
     """An open GGUF file of the Llama architecture.
 
-    Opening maps the file and parses its metadata; weights are read on `weights()` only. Raises
+    Opening maps the file and parses its metadata; weights are mapped, not read. Raises
     `ModelError` when the file is damaged, cut short or of an architecture we do not run.
     """
 
@@ -81,11 +83,10 @@ class GgufFile:
                 f"{self.path}: tokenizer model {model!r} is not supported in GGUF files; "
                 "use the model's safetensors folder instead"
             )
-        tokens: list[str] = self._get("tokenizer.ggml.tokens")
         try:
             merges = [tuple(pair.split(" ", 1)) for pair in self._get("tokenizer.ggml.merges")]
             backend = byte_level_bpe(
-                tokens,
+                list(self._get("tokenizer.ggml.tokens")),
                 merges,
                 pre_tokenizer=str(self._get("tokenizer.ggml.pre")),
                 special=self._tokens_of_type(_CONTROL),
@@ -101,21 +102,16 @@ class GgufFile:
             add_bos=self._config.add_bos,
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return every weight as a float32 CPU tensor, [out, in], named in HF style."""
+    def weights(self) -> dict[str, StoredWeight]:
+        """Return every weight, named in HF style; Q and K are copies, the rest views of the file."""
         shapes = weight_shapes(self._config)
-        weights: dict[str, Tensor] = {}
-        for tensor in self._contents.tensors.values():
-            name = _hf_name(tensor.name)
-            if name is None:
-                continue
-            values = self._dequantize(tensor)
-            if tuple(values.shape) == shapes.get(name):
-                if name.endswith(".q_proj.weight"):
-                    values = _half_split(values, self._config.heads)
-                elif name.endswith(".k_proj.weight"):
-                    values = _half_split(values, self._config.kv_heads)
-            weights[name] = values
+        heads = {"q_proj.weight": self._config.heads, "k_proj.weight": self._config.kv_heads}
+        found = {_hf_name(name): weight for name, weight in self._contents.tensors.items()}
+        weights = {name: weight for name, weight in found.items() if name is not None}
+        for name, shape in shapes.items():
+            count = heads.get(name.rsplit("self_attn.", 1)[-1])
+            if count is not None and name in weights and weights[name].shape == shape:
+                weights[name] = weights[name].reordered(_half_split(shape[0], count))
         return weights
 
     def _read_config(self) -> ModelConfig:
@@ -142,17 +138,6 @@ class GgufFile:
             add_bos=bool(self._get("tokenizer.ggml.add_bos_token", False)) and bos is not None,
         )
 
-    def _dequantize(self, tensor: StoredTensor) -> Tensor:
-        import torch  # noqa: PLC0415  tokenizer and config load without it
-
-        try:
-            return torch.from_numpy(tensor.dequantize())
-        except NotImplementedError as error:
-            raise ModelError(
-                f"{self.path}: tensor {tensor.name!r} has type {tensor.kind.name}, which the gguf package "
-                "cannot dequantise; use another quantisation of this model"
-            ) from error
-
     def _refuse_variants(self) -> None:
         names = self._contents.tensors.keys()
         if self._hyper("expert_count", 0):
@@ -167,25 +152,23 @@ class GgufFile:
             raise ModelError(f"{self.path}: rotary positions over a part of the head are not supported")
 
     def _quantization(self) -> str:
-        kind = self._get("general.file_type", None)
-        if kind is not None:
-            try:
-                return gguf.LlamaFileType(int(kind)).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-            except ValueError:
-                pass
-        types = Counter(t.kind.name for t in self._contents.tensors.values() if len(t.shape) > 1)
-        return types.most_common(1)[0][0] if types else "unknown"
+        label = _FILE_TYPES.get(self._get("general.file_type", None))
+        kinds = Counter(weight.kind for weight in self._contents.tensors.values() if len(weight.shape) > 1)
+        return label or (kinds.most_common(1)[0][0] if kinds else "unknown")
 
     def _eos_ids(self) -> tuple[int, ...]:
-        tokens: list[str] = self._get("tokenizer.ggml.tokens")
         named = [self._get(f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot", "eom")]
-        known = [tokens.index(token) for token in self._tokens_of_type(_CONTROL) if token in _ENDINGS]
+        tokens, control = self._get("tokenizer.ggml.tokens"), self._ids_of_type(_CONTROL)
+        known = [i for i in control if tokens[i] in _ENDINGS]
         return tuple(dict.fromkeys([int(i) for i in named if i is not None] + known))
 
     def _tokens_of_type(self, kind: int) -> list[str]:
-        tokens: list[str] = self._get("tokenizer.ggml.tokens")
-        types: list[int] = self._get("tokenizer.ggml.token_type", [])
-        return [token for token, of in zip(tokens, types, strict=False) if of == kind]
+        tokens: Strings = self._get("tokenizer.ggml.tokens")
+        return [tokens[i] for i in self._ids_of_type(kind)]
+
+    def _ids_of_type(self, kind: int) -> list[int]:
+        vocab, types = len(self._get("tokenizer.ggml.tokens")), self._get("tokenizer.ggml.token_type", [])
+        return [i for i, of in enumerate(types[:vocab]) if of == kind]
 
     def _hyper(self, key: str, *default: Any) -> Any:
         return self._get(f"{self._arch}.{key}", *default)
@@ -209,10 +192,9 @@ def _hf_name(name: str) -> str | None:
     return None
 
 
-def _half_split(rows: Tensor, heads: int) -> Tensor:
-    """Reorder rows [heads * d, in] from (pair, half) to (half, pair) order inside each head."""
-    out, width = rows.shape
-    return rows.reshape(heads, out // heads // 2, 2, width).transpose(1, 2).reshape(out, width).contiguous()
+def _half_split(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """Return, in (half, pair) order inside each head, the places of rows kept in (pair, half) order."""
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
 def _shortest(value: float) -> float:

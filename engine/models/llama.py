@@ -7,6 +7,7 @@ everything after it are fp32, so that entropies and probabilities are what the d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from engine.kv.pages import PagePool
 from engine.models.config import ModelConfig
+from engine.models.weights import StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,15 @@ class Llama:
     """Weights of one model, ready to step. Safe to share between engines of one process."""
 
     def __init__(
-        self, config: ModelConfig, weights: dict[str, Tensor], dtype: torch.dtype, ops: ModuleType
+        self, config: ModelConfig, weights: Mapping[str, StoredWeight], dtype: torch.dtype, ops: ModuleType
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.ops = ops
-        self.embedding = weights["model.embed_tokens.weight"].to(dtype)
-        head = weights["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
-        self.head = head.float()
-        self.final_norm = weights["model.norm.weight"].float()
+        embedding = weights["model.embed_tokens.weight"].tensor()
+        self.embedding = embedding.to(dtype)
+        self.head = embedding if config.tied_embeddings else weights["lm_head.weight"].tensor()
+        self.final_norm = weights["model.norm.weight"].tensor()
         self.layers = [_Layer(weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
         frequency = config.rope_theta ** -(
             torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
@@ -147,14 +149,13 @@ class Llama:
 class _Layer:
     """One block's weights, projections that share an input packed together."""
 
-    def __init__(self, weights: dict[str, Tensor], prefix: str, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Mapping[str, StoredWeight], prefix: str, dtype: torch.dtype) -> None:
         def packed(*names: str) -> Tensor:
-            parts = [weights[f"{prefix}{name}.weight"].to(dtype) for name in names]
-            return torch.cat(parts)
+            return torch.cat([weights[f"{prefix}{name}.weight"].tensor().to(dtype) for name in names])
 
-        self.attention_norm = weights[f"{prefix}input_layernorm.weight"].float()
+        self.attention_norm = weights[f"{prefix}input_layernorm.weight"].tensor()
         self.qkv = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = packed("self_attn.o_proj")
-        self.feed_forward_norm = weights[f"{prefix}post_attention_layernorm.weight"].float()
+        self.feed_forward_norm = weights[f"{prefix}post_attention_layernorm.weight"].tensor()
         self.gate_up = packed("mlp.gate_proj", "mlp.up_proj")
         self.down = packed("mlp.down_proj")

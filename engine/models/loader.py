@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.models.config import ModelConfig, ModelError, weight_shapes
 from engine.models.gguf_file import GgufFile
 from engine.models.safetensors_folder import SafetensorsFolder
+from engine.models.weights import StoredWeight
 from engine.tokenizer import ChatTemplateError, Tokenizer
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-
-@dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run: float32 CPU `weights`, HF names, Q and K rows in half-split order."""
+    """An open model: its config, its weights as stored, its tokenizer once somebody asks for it.
 
-    config: ModelConfig
-    weights: dict[str, Tensor]
-    tokenizer: Tokenizer
+    `weights` have HF names, Q and K rows in half-split order. They may be views of the mapped
+    files: replacing a file is safe, writing into it is not.
+    """
+
+    def __init__(self, source: GgufFile | SafetensorsFolder) -> None:
+        self._source = source
+        self.config: ModelConfig = source.config()
+        self.weights: Mapping[str, StoredWeight] = source.weights()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `ModelError`."""
+        return _tokenizer(self._source)
 
 
 def load(path: Path) -> LoadedModel:
-    """Load everything from a `.gguf` file or a safetensors folder. Raises `ModelError`."""
-    source = _open(path)
-    config = source.config()
-    tokenizer = _tokenizer(source)
-    weights = source.weights()
-    check_weights(path, config, weights)
-    return LoadedModel(config, weights, tokenizer)
+    """Open a `.gguf` file or a safetensors folder. Raises `ModelError`."""
+    model = LoadedModel(_open(path))
+    check_weights(path, model.config, model.weights)
+    return model
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -44,14 +48,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return _tokenizer(_open(path))
 
 
-def check_weights(path: Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+def check_weights(path: Path, config: ModelConfig, weights: Mapping[str, StoredWeight]) -> None:
     """Raise `ModelError` unless `weights` are exactly those that `config` asks for."""
     shapes = weight_shapes(config)
     missing = sorted(shapes.keys() - weights.keys())
     if missing:
         raise ModelError(f"{path} lacks {len(missing)} tensors ({missing[0]} first); fetch the model again")
     for name, shape in shapes.items():
-        if tuple(weights[name].shape) != shape:
+        if weights[name].shape != shape:
             raise ModelError(
                 f"{path}: {name} has shape {list(weights[name].shape)}, the config asks {list(shape)}"
             )

@@ -11,6 +11,7 @@ import tokenizers
 from safetensors import SafetensorError, safe_open
 
 from engine.models.config import ModelConfig, ModelError, weight_shapes
+from engine.models.weights import StoredWeight
 from engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -49,17 +50,15 @@ class SafetensorsFolder:
             add_bos=self._config.add_bos,
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return every weight that the config asks for and the folder has, as float32 CPU tensors."""
-        import torch  # noqa: PLC0415  tokenizer and config load without it
-
+    def weights(self) -> dict[str, StoredWeight]:
+        """Return every weight that the config asks for and the folder has, as views of its files."""
         wanted = weight_shapes(self._config).keys()
-        weights: dict[str, Tensor] = {}
+        weights: dict[str, StoredWeight] = {}
         for file in self._shards():
             try:
                 with safe_open(file, framework="pt") as shard:
                     for name in shard.keys() & wanted:
-                        weights[name] = shard.get_tensor(name).to(torch.float32)
+                        weights[name] = _stored(file, name, shard.get_tensor(name))
             except (SafetensorError, OSError) as error:
                 raise ModelError(
                     f"{file} is missing, damaged or cut short ({error}); fetch the model again"
@@ -183,3 +182,12 @@ class SafetensorsFolder:
             raise ModelError(f"{self.path / name} lacks {error}; fetch the model again") from error
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ModelError(f"{self.path / name} makes no sense ({error}); fetch the model again") from error
+
+
+def _stored(file: Path, name: str, tensor: Tensor) -> StoredWeight:
+    import torch  # noqa: PLC0415  tokenizer and config load without it
+
+    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    if tensor.dtype not in kinds:
+        raise ModelError(f"{file}: {name} holds {tensor.dtype}; Quaver reads {', '.join(kinds.values())}")
+    return StoredWeight(kinds[tensor.dtype], tuple(tensor.shape), tensor.view(torch.uint8).numpy())

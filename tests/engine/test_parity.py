@@ -13,7 +13,6 @@ from engine import kernels
 from engine.core import Engine
 from engine.kv.pages import PagePool
 from engine.messages import RequestMeta, SamplingParams, Submit
-from engine.models.config import ModelConfig
 from engine.models.llama import Batch, Llama, Prefill
 from engine.models.loader import LoadedModel, load
 from engine.settings import EngineSettings
@@ -68,10 +67,12 @@ def step(
     return model.step(batch, pool)[0]
 
 
-def peer_of(config: ModelConfig, weights: dict[str, Tensor]) -> Any:
+def peer_of(loaded: LoadedModel) -> Any:
     """The peer's model with the same config and the very same weights."""
     import transformers
 
+    config = loaded.config
+    weights = {name: weight.tensor() for name, weight in loaded.weights.items()}
     peer = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=config.vocab,
@@ -105,7 +106,7 @@ def real(smollm: Path) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def peer(real: LoadedModel) -> Any:
-    return peer_of(real.config, real.weights)
+    return peer_of(real)
 
 
 @pytest.mark.model
