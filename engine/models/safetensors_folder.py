@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tokenizers
 from safetensors import SafetensorError, safe_open
 
 from engine.models.config import ModelConfig, ModelError, weight_shapes
-from engine.models.weights import StoredWeight
+from engine.models.weights import StoredWeight, stored
 from engine.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _T = TypeVar("_T")
 _ARCHITECTURE = "LlamaForCausalLM"
@@ -58,7 +55,9 @@ class SafetensorsFolder:
             try:
                 with safe_open(file, framework="pt") as shard:
                     for name in shard.keys() & wanted:
-                        weights[name] = _stored(file, name, shard.get_tensor(name))
+                        weights[name] = stored(shard.get_tensor(name))
+            except ValueError as error:
+                raise ModelError(f"{file}: {name} cannot be read: {error}") from error
             except (SafetensorError, OSError) as error:
                 raise ModelError(
                     f"{file} is missing, damaged or cut short ({error}); fetch the model again"
@@ -182,12 +181,3 @@ class SafetensorsFolder:
             raise ModelError(f"{self.path / name} lacks {error}; fetch the model again") from error
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ModelError(f"{self.path / name} makes no sense ({error}); fetch the model again") from error
-
-
-def _stored(file: Path, name: str, tensor: Tensor) -> StoredWeight:
-    import torch  # noqa: PLC0415  tokenizer and config load without it
-
-    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    if tensor.dtype not in kinds:
-        raise ModelError(f"{file}: {name} holds {tensor.dtype}; Quaver reads {', '.join(kinds.values())}")
-    return StoredWeight(kinds[tensor.dtype], tuple(tensor.shape), tensor.view(torch.uint8).numpy())

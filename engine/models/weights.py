@@ -73,6 +73,16 @@ class StoredWeight:
         return StoredWeight(self.kind, self.shape, self.data[rows])
 
 
+def stored(tensor: Tensor) -> StoredWeight:
+    """Return a CPU tensor as a weight that shares its memory; ValueError unless fp32, fp16 or bf16."""
+    import torch  # noqa: PLC0415  config and tokenizer load without it
+
+    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    if tensor.dtype not in kinds:
+        raise ValueError(f"{tensor.dtype} is none of {', '.join(_FLOATS)}")
+    return StoredWeight(kinds[tensor.dtype], tuple(tensor.shape), tensor.view(torch.uint8).numpy())
+
+
 def row_bytes(kind: str, width: int) -> int:
     """Return the bytes of a row of `width` values; raises ValueError when its blocks do not fit."""
     values, size = BLOCKS[kind]

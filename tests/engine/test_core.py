@@ -14,6 +14,7 @@ from engine.core import Engine, RequestError
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, RequestMeta, SamplingParams, StepOutput, Submit
 from engine.models.config import ModelConfig, weight_shapes
 from engine.models.llama import Llama
+from engine.models.weights import stored
 from engine.settings import EngineSettings
 
 CONFIG = ModelConfig(
@@ -40,7 +41,7 @@ CONFIG = ModelConfig(
 def random_model() -> Llama:
     source = torch.Generator().manual_seed(7)
     weights = {
-        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=source) * 0.3
+        name: stored(torch.ones(shape) if "norm" in name else torch.randn(shape, generator=source) * 0.3)
         for name, shape in weight_shapes(CONFIG).items()
     }
     return Llama(CONFIG, weights, torch.float32, kernels.load("reference"))

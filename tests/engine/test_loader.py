@@ -268,6 +268,13 @@ def test_folder_without_a_file(write_folder, name):
         load(folder)
 
 
+def test_folder_of_weights_in_a_type_that_we_do_not_read(write_folder):
+    folder, model = write_folder()
+    model.to(torch.float64).save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"safetensors: model\..* torch.float64 is none of F32, F16, BF16"):
+        load(folder)
+
+
 def test_folder_without_a_shard(write_folder):
     folder, _ = write_folder("40KB")
     sorted(folder.glob("*.safetensors"))[0].unlink()
