@@ -1,61 +1,51 @@
-"""From the chunks of a plan to the tensors of one model call."""
+"""From the chunks of a plan to the arrays of one model call."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from engine.models.llama import Batch, Detail, Prefill
+from engine.models.step import Batch, Detail
 from engine.scheduler import Chunk, Sequence
 
 
 def batch_of(chunks: list[Chunk], layers: list[int], detailed: list[Sequence], page_size: int) -> Batch:
-    """Lay `chunks` out as one batch, decodes first as the plan has them.
+    """Lay `chunks` out as one batch, a span each, in the plan's order.
 
     `detailed` are the emitting sequences that get detail of `layers`.
     """
+    counts = np.array([chunk.count for chunk in chunks], np.int32)
+    starts = np.array([chunk.start for chunk in chunks], np.int32)
+    ends = np.cumsum(counts, dtype=np.int32)
+    offsets = ends - counts
+    tables = _tables([(c.sequence, c.start + c.count) for c in chunks], page_size)
+    positions = np.arange(ends[-1] if len(ends) else 0) - np.repeat(offsets - starts, counts)
+    pages = tables[np.repeat(np.arange(len(chunks)), counts), positions // page_size]
     tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    ends: dict[tuple[str, int], int] = {}  # place of each emitting sequence's last token
-    decodes: list[Sequence] = []
-    prefills: list[Prefill] = []
     for chunk in chunks:
-        sequence, stop = chunk.sequence, chunk.start + chunk.count
-        if chunk.count == 1 and not prefills:
-            decodes.append(sequence)
-        else:
-            table = torch.tensor([sequence.pages[: -(-stop // page_size)]])
-            prefills.append(Prefill(len(tokens), chunk.count, chunk.start, table))
-        tokens += sequence.tokens[chunk.start : stop]
-        positions += range(chunk.start, stop)
-        slots += [
-            sequence.pages[p // page_size] * page_size + p % page_size for p in range(chunk.start, stop)
-        ]
-        if chunk.emits:
-            ends[sequence.key] = len(tokens) - 1
+        tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+    spans = {chunk.sequence.key: i for i, chunk in enumerate(chunks)}
     return Batch(
-        tokens=torch.tensor(tokens),
-        positions=torch.tensor(positions),
-        slots=torch.tensor(slots),
-        decode_table=_table(decodes, page_size),
-        decode_lengths=torch.tensor([s.computed + 1 for s in decodes], dtype=torch.int64),
-        prefills=prefills,
-        rows=torch.tensor(list(ends.values()), dtype=torch.int64),
+        tokens=np.array(tokens, np.int32),
+        slots=pages.astype(np.int64) * page_size + positions % page_size,
+        offsets=offsets,
+        counts=counts,
+        starts=starts,
+        tables=tables,
+        rows=np.array([end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.emits], np.int32),
         detail=Detail(
-            layers=layers,
-            tokens=torch.tensor([ends[s.key] for s in detailed]),
-            table=_table(detailed, page_size),
-            lengths=torch.tensor([len(s.tokens) for s in detailed]),
-            prompt_lengths=torch.tensor([s.prompt_length for s in detailed]),
+            layers=np.array(layers, np.int32),
+            spans=np.array([spans[s.key] for s in detailed], np.int32),
+            prompt_lengths=np.array([s.prompt_length for s in detailed], np.int32),
         )
         if detailed
         else None,
     )
 
 
-def _table(sequences: list[Sequence], page_size: int) -> Tensor:
-    """Block table [sequences, pages of the longest context], padded with page 0."""
-    used = [s.pages[: -(-len(s.tokens) // page_size)] for s in sequences]
-    width = max(map(len, used), default=0)
-    return torch.tensor([pages + [0] * (width - len(pages)) for pages in used], dtype=torch.int64)
+def _tables(contexts: list[tuple[Sequence, int]], page_size: int) -> np.ndarray:
+    """Block tables [sequences, pages of the longest context], padded with page 0."""
+    used = [sequence.pages[: -(-length // page_size)] for sequence, length in contexts]
+    tables = np.zeros((len(used), max(map(len, used), default=0)), np.int32)
+    for row, pages in zip(tables, used, strict=True):
+        row[: len(pages)] = pages
+    return tables

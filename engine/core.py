@@ -27,9 +27,10 @@ from engine.messages import (
     Submit,
 )
 from engine.models.llama import Llama
+from engine.models.step import Floats, Ints, Output
 from engine.scheduler import Chunk, Sequence, plan
 from engine.settings import EngineSettings
-from engine.signals import Aggregates, sampled_layers, wants_detail
+from engine.signals import Aggregates, sampled_layers, token_signals, wants_detail
 
 MAX_TOP_LOGPROBS = 20
 
@@ -216,25 +217,46 @@ class Engine:
         rows = [chunk.sequence for chunk in chunks if chunk.emits]
         detailed = [i for i, sequence in enumerate(rows) if self._wants_detail(sequence)]
         batch = batch_of(chunks, self.layers, [rows[i] for i in detailed], self.pool.page_size)
-        logits, detail = self.model.step(batch, self.pool)
+        output = self.model.step(batch, self.pool, [i for i, s in enumerate(rows) if self._needs_logits(s)])
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
         if not rows:
             return None
-        adjusted, touched = self._adjust(rows, logits)
-        params = [sequence.request.params for sequence in rows]
-        tokens = sampler.sample(adjusted, params, [self._sources[s.key] for s in rows])
-        signals = self._signals(logits, adjusted, tokens).numpy()
+        tokens, signals, touched = self._choose(rows, output)
+        now = time.monotonic()
         for sequence, token in zip(rows, tokens.tolist(), strict=True):
             sequence.tokens.append(token)
-            sequence.first_token = sequence.first_token or time.monotonic()
-        return Emitted(rows, logits, tokens, signals, detailed, detail, touched)
+            sequence.first_token = sequence.first_token or now
+        return Emitted(rows, output, tokens, signals, detailed, touched)
 
     def _wants_detail(self, sequence: Sequence) -> bool:
         params = sequence.request.params
         return bool(self.layers) and wants_detail(
             sequence.emitted, self.settings.signal_tokens, params.full_signals
         )
+
+    def _needs_logits(self, sequence: Sequence) -> bool:
+        """Whether a row's token cannot be told from the head's statistics alone."""
+        hooked = self.hook is not None and self.hook.active
+        params = sequence.request.params
+        return hooked or params.temperature > 0 or sampler.changes_logits(params)
+
+    def _choose(self, rows: list[Sequence], output: Output) -> tuple[Ints, Floats, dict[int, list[str]]]:
+        """Return each row's token [R], its TOKEN_SIGNALS [R, 7] and the faults that changed it."""
+        tokens = output.ids[:, 0].copy()
+        kept = [rows[i] for i in output.kept]
+        if not kept:
+            return tokens, token_signals(output, tokens), {}
+        adjusted, touched = self._adjust(kept, output.logits)
+        params, sources = [s.request.params for s in kept], [self._sources[s.key] for s in kept]
+        tokens[output.kept] = sampler.sample(adjusted, params, sources, self.model.ops.draw)
+        signals = token_signals(output, tokens)
+        changed = [i for i, p in enumerate(params) if i in touched or sampler.changes_logits(p)]
+        if changed:
+            places = [output.kept[i] for i in changed]
+            post = self.model.ops.token_statistics(adjusted[changed], torch.from_numpy(tokens[places]).long())
+            signals[places, 5:] = post[:, [0, 4]].numpy()
+        return tokens, signals, {output.kept[i]: faults for i, faults in touched.items()}
 
     def _adjust(self, rows: list[Sequence], logits: Tensor) -> tuple[Tensor, dict[int, list[str]]]:
         """Apply faults, then bias and penalties. `logits` itself is never written to."""
@@ -257,18 +279,13 @@ class Engine:
                 )
         return adjusted, touched
 
-    def _signals(self, logits: Tensor, adjusted: Tensor, tokens: Tensor) -> Tensor:
-        """Columns of TOKEN_SIGNALS [R, 7]."""
-        raw = self.model.ops.token_statistics(logits, tokens)
-        post = raw if adjusted is logits else self.model.ops.token_statistics(adjusted, tokens)
-        return torch.cat((raw, post[:, [0, 4]]), dim=1)
-
     def _account(self, call: Emitted) -> None:
         """Add what was emitted to the aggregates of its sequences."""
         for sequence, row in zip(call.sequences, call.signals, strict=True):
             self._aggregates[sequence.key].add(row)
-        if call.detail is not None:
-            for i, heads in zip(call.detailed, call.detail.heads.numpy(), strict=True):
+        detail = call.output.detail
+        if detail is not None:
+            for i, heads in zip(call.detailed, detail.heads.numpy(), strict=True):
                 self._aggregates[call.sequences[i].key].add_heads(heads)
 
     def _mark(self, calls: list[Emitted]) -> dict[str, list[str]]:

@@ -6,23 +6,20 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from engine.models.llama import LayerDetail
+from engine.models.step import Floats, Ints, Output
 from engine.scheduler import Sequence
 
 
 @dataclass(slots=True)
 class Emitted:
-    """The tokens of one model call; row i of every tensor belongs to `sequences[i]`."""
+    """The tokens of one model call; row i of every array belongs to `sequences[i]`."""
 
     sequences: list[Sequence]
-    logits: Tensor  # fp32 [rows, vocab], raw
-    tokens: Tensor  # int64 [rows]
-    signals: np.ndarray  # float32 [rows, len(TOKEN_SIGNALS)]
+    output: Output
+    tokens: Ints  # [rows]
+    signals: Floats  # [rows, len(TOKEN_SIGNALS)]
     detailed: list[int]  # rows that have layer detail, in its order
-    detail: LayerDetail | None
     touched: dict[int, list[str]] = field(default_factory=dict)  # row -> faults that acted on it
 
 
@@ -51,7 +48,7 @@ def columns(calls: list[Emitted]) -> Columns:
         "request_ids": [s.key[0] for s in sequences],
         "choices": [s.key[1] for s in sequences],
         "steps": [s.emitted - 1 for s in sequences],
-        "token_ids": torch.cat([call.tokens for call in calls]).numpy().astype(np.int32).tobytes(),
+        "token_ids": np.concatenate([call.tokens for call in calls]).tobytes(),
         "signals": np.concatenate([call.signals for call in calls]).tobytes(),
     }
     return found | _logprobs(calls) | _detail(calls)
@@ -71,10 +68,10 @@ def _logprobs(calls: list[Emitted]) -> Columns:
         for i, sequence in enumerate(call.sequences):
             count = sequence.request.params.top_logprobs
             if count:
-                best = call.logits[i].log_softmax(-1).topk(count)
+                there = call.output.ids[i, :count] >= 0
                 places.append(offset + i)
-                ids.append(best.indices.tolist())
-                values.append(best.values.tolist())
+                ids.append(call.output.ids[i, :count][there].tolist())
+                values.append((call.output.values[i, :count][there] - call.output.lse[i]).tolist())
     return {"logprob_rows": places, "logprob_ids": ids, "logprobs": values} if places else {}
 
 
@@ -83,10 +80,11 @@ def _detail(calls: list[Emitted]) -> Columns:
     lens: list[np.ndarray] = []
     heads: list[np.ndarray] = []
     for offset, call in zip(_offsets(calls), calls, strict=True):
-        if call.detail is not None:
+        detail = call.output.detail
+        if detail is not None:
             places += [offset + i for i in call.detailed]
-            lens.append(call.detail.lens_entropy.numpy().astype(np.float16))
-            heads.append(call.detail.heads.numpy().astype(np.float16))
+            lens.append(detail.lens_entropy.numpy().astype(np.float16))
+            heads.append(detail.heads.numpy().astype(np.float16))
     if not places:
         return {}
     return {

@@ -1,18 +1,22 @@
 """From raw logits to the next token of each row.
 
 Order: the fault hook (elsewhere), bias and penalties (`adjust`), then temperature, top-k, top-p
-and the draw (`sample`). A row's result depends on that row and its own generator alone.
+and the draw (`sample`, by the kernels' `draw`). A row's result depends on that row and its own
+generator alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.messages import SamplingParams
+
+#: `draw` of a kernel backend: logits [R, V] and, for each row, temperature, top_k, top_p, a uniform number.
+Draw = Callable[[Tensor, list[float], list[int], list[float], list[float]], list[int]]
 
 
 def changes_logits(params: SamplingParams) -> bool:
@@ -60,36 +64,17 @@ def generator(params: SamplingParams, choice: int) -> torch.Generator | None:
 
 
 def sample(
-    logits: Tensor, params: Sequence[SamplingParams], sources: Sequence[torch.Generator | None]
-) -> Tensor:
-    """Draw one token per row of fp32 logits [R, V]; returns int64 [R].
-
-    Greedy rows take the largest logit; others invert the cumulative distribution of what
-    temperature, top-k and top-p leave, at one uniform draw.
-    """
-    tokens = logits.argmax(-1)
-    for row, source in enumerate(sources):
-        if source is not None:
-            tokens[row] = _draw(logits[row], params[row], source)
-    return tokens
+    logits: Tensor, params: Sequence[SamplingParams], sources: Sequence[torch.Generator | None], draw: Draw
+) -> list[int]:
+    """Draw one token per row of fp32 logits [R, V]. Rows without a source take the largest logit."""
+    return draw(
+        logits,
+        [wanted.temperature for wanted in params],
+        [wanted.top_k for wanted in params],
+        [wanted.top_p for wanted in params],
+        [0.0 if source is None else _uniform(source) for source in sources],
+    )
 
 
-def _draw(logits: Tensor, params: SamplingParams, source: torch.Generator) -> Tensor:
-    probabilities = (logits / params.temperature).softmax(-1)
-    if 0 < params.top_k < logits.numel():
-        cut = probabilities.topk(params.top_k).values[-1]
-        probabilities = probabilities.where(probabilities >= cut, 0)
-    if params.top_p < 1:
-        probabilities = probabilities.where(_nucleus(probabilities, params.top_p), 0)
-    cumulative = probabilities.double().cumsum(-1)
-    point = torch.rand((), generator=source, dtype=torch.float64) * cumulative[-1]
-    return torch.searchsorted(cumulative, point, right=True).clamp_max(logits.numel() - 1)
-
-
-def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Mask of the smallest set of tokens whose renormalised probability reaches `top_p`."""
-    ordered, order = probabilities.sort(descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    keep = torch.zeros_like(probabilities, dtype=torch.bool)
-    keep[order] = before < top_p * ordered.sum()
-    return keep
+def _uniform(source: torch.Generator) -> float:
+    return float(torch.rand((), generator=source, dtype=torch.float64))

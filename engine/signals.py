@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
+from engine.models.step import Floats, Ints, Output
 
 #: Below this probability a token counts as low, as in the `raw` alert preset.
 LOW_CONFIDENCE = 0.65
@@ -19,6 +20,25 @@ _CONFIDENCE = TOKEN_SIGNALS.index("confidence")
 _ENTROPY = TOKEN_SIGNALS.index("entropy")
 _SURPRISAL = TOKEN_SIGNALS.index("surprisal")
 _SURPRISAL_POST = TOKEN_SIGNALS.index("surprisal_post")
+
+
+def token_signals(output: Output, tokens: Ints) -> Floats:
+    """TOKEN_SIGNALS [R, 7] of the rows' emitted tokens, the last two as if nothing modified the logits.
+
+    A token that is not its row's most likely one must be among the row's `ids` or have kept logits.
+    """
+    chosen = output.values[:, 0].copy()
+    rank = np.ones(len(tokens), np.float32)
+    logits = dict(zip(output.kept, output.logits, strict=True))
+    for i in np.flatnonzero(tokens != output.ids[:, 0]):
+        place = np.flatnonzero(output.ids[i] == tokens[i])
+        chosen[i] = output.values[i, place[0]] if len(place) else float(logits[i][tokens[i]])
+        rank[i] = place[0] if len(place) else int((logits[i] > chosen[i]).sum())
+        rank[i] += 1
+    surprisal = output.lse - chosen
+    first, second = np.exp(output.values[:, :2] - output.lse[:, None]).T
+    columns = (surprisal, np.exp(-surprisal), first - second, rank, output.entropy, surprisal, output.entropy)
+    return np.stack(columns, axis=1)
 
 
 @dataclass(slots=True)

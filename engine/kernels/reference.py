@@ -134,3 +134,40 @@ def token_statistics(logits: Tensor, tokens: Tensor) -> Tensor:
     rank = (shifted > chosen).sum(-1) + 1
     expected = (weights * shifted.masked_fill(weights == 0, 0)).sum(-1) / total
     return torch.stack((surprisal, (-surprisal).exp(), margin, rank.float(), log_total - expected), dim=1)
+
+
+def draw(
+    logits: Tensor, temperature: list[float], top_k: list[int], top_p: list[float], points: list[float]
+) -> list[int]:
+    """Draw a token from each row of fp32 logits [R, V]; the lists have an entry a row.
+
+    Temperature 0 takes the largest logit. Otherwise the row's distribution at that temperature is cut
+    to the `top_k` most likely tokens (0: all; ties at the cut stay), then to the smallest set whose
+    renormalised probability reaches `top_p` (1: all), and its cumulative distribution is inverted at
+    the row's point in [0, 1).
+    """
+    rows = zip(logits, temperature, top_k, top_p, points, strict=True)
+    return [
+        int(row.argmax()) if heat == 0 else _draw(row / heat, k, p, point) for row, heat, k, p, point in rows
+    ]
+
+
+def _draw(scaled: Tensor, top_k: int, top_p: float, point: float) -> int:
+    probabilities = scaled.softmax(-1)
+    if 0 < top_k < scaled.numel():
+        cut = probabilities.topk(top_k).values[-1]
+        probabilities = probabilities.where(probabilities >= cut, 0)
+    if top_p < 1:
+        probabilities = probabilities.where(_nucleus(probabilities, top_p), 0)
+    cumulative = probabilities.double().cumsum(-1)
+    place = torch.searchsorted(cumulative, point * cumulative[-1], right=True)
+    return int(place.clamp_max(scaled.numel() - 1))
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Mask of the smallest set of tokens whose renormalised probability reaches `top_p`."""
+    ordered, order = probabilities.sort(descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    keep = torch.zeros_like(probabilities, dtype=torch.bool)
+    keep[order] = before < top_p * ordered.sum()
+    return keep

@@ -7,6 +7,7 @@ everything after it are fp32, so that entropies and probabilities are what the d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from engine.kv.pages import PagePool
 from engine.models.config import ModelConfig
+from engine.models.step import Batch, LayerDetail, Output, output_of
 from engine.models.weights import StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
-    """Tokens [offset, offset + count) of the batch are one sequence's positions from `start`."""
+class _Prefill:
+    """Tokens [offset, offset + count) are one sequence's positions from `start`."""
 
     offset: int
     count: int
@@ -31,36 +33,43 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """Rows whose layers and heads are wanted: `tokens` are their places in the batch."""
+class _Work:
+    """A batch as tensors, int64. Decodes are spans of one token each."""
 
-    layers: list[int]
-    tokens: Tensor  # int64 [rows]
-    table: Tensor  # int64 [rows, pages]
-    lengths: Tensor  # int64 [rows], context including the row's own token
-    prompt_lengths: Tensor  # int64 [rows]
+    tokens: Tensor  # [T]
+    positions: Tensor  # [T]
+    slots: Tensor  # [T]
+    decodes: Tensor  # [B], places of the decodes
+    decode_table: Tensor  # [B, pages]
+    decode_lengths: Tensor  # [B]
+    prefills: list[_Prefill]
+    detail: tuple[Tensor, Tensor, Tensor, Tensor]  # [D] places, [D, pages], [D] lengths, [D] prompt lengths
 
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step: T tokens, the first `len(decode_lengths)` of them decodes of one token each."""
-
-    tokens: Tensor  # int64 [T]
-    positions: Tensor  # int64 [T]
-    slots: Tensor  # int64 [T], where keys and values go
-    decode_table: Tensor  # int64 [B, pages]
-    decode_lengths: Tensor  # int64 [B]
-    prefills: list[Prefill]
-    rows: Tensor  # int64 [R], places whose logits are wanted
-    detail: Detail | None
-
-
-@dataclass(frozen=True, slots=True)
-class LayerDetail:
-    """`lens_entropy` fp32 [rows, layers] and `heads` fp32 [rows, signals, layers, heads]."""
-
-    lens_entropy: Tensor
-    heads: Tensor
+    @classmethod
+    def of(cls, batch: Batch) -> _Work:
+        """Take `batch` apart."""
+        offsets, counts, starts, tables = (
+            torch.from_numpy(a).long() for a in (batch.offsets, batch.counts, batch.starts, batch.tables)
+        )
+        single = counts == 1
+        spans = zip(*(a.tolist() for a in (batch.offsets, batch.counts, batch.starts)), strict=True)
+        detailed = torch.from_numpy(batch.detail.spans if batch.detail else batch.rows[:0]).long()
+        prompts = torch.from_numpy(batch.detail.prompt_lengths if batch.detail else batch.rows[:0]).long()
+        ends = starts + counts
+        return cls(
+            tokens=torch.from_numpy(batch.tokens).long(),
+            positions=torch.arange(len(batch.tokens)) - (offsets - starts).repeat_interleave(counts),
+            slots=torch.from_numpy(batch.slots),
+            decodes=offsets[single],
+            decode_table=tables[single],
+            decode_lengths=ends[single],
+            prefills=[
+                _Prefill(offset, count, start, tables[i : i + 1])
+                for i, (offset, count, start) in enumerate(spans)
+                if count > 1
+            ],
+            detail=((offsets + counts - 1)[detailed], tables[detailed], ends[detailed], prompts),
+        )
 
 
 class Llama:
@@ -89,32 +98,33 @@ class Llama:
         return F.linear(self.ops.rms_norm(hidden, self.final_norm, self.config.norm_eps), self.head)
 
     @torch.inference_mode()
-    def step(self, batch: Batch, pool: PagePool) -> tuple[Tensor, LayerDetail | None]:
-        """Compute a batch, write its keys and values, return logits [R, V] and layer detail."""
-        detail = batch.detail
-        lens, heads = [], []
-        x = self.embedding[batch.tokens].float()
-        rotation = self.cos[batch.positions], self.sin[batch.positions]
+    def step(self, batch: Batch, pool: PagePool, keep: list[int]) -> Output:
+        """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
+        wanted = batch.detail.layers.tolist() if batch.detail else []
+        work = _Work.of(batch)
+        lens, heads, seconds = [], [], 0.0
+        x = self.embedding[work.tokens].float()
+        rotation = self.cos[work.positions], self.sin[work.positions]
         for index, layer in enumerate(self.layers):
             keys, values = pool.keys[index], pool.values[index]
-            q = self._attend(layer, x, rotation, batch, (keys, values))
+            q = self._attend(layer, x, rotation, work, (keys, values))
             self._feed_forward(layer, x)
-            if detail is not None and index in detail.layers:
-                heads.append(
-                    self.ops.head_statistics(
-                        q[detail.tokens], keys, detail.table, detail.lengths, detail.prompt_lengths
-                    )
-                )
-                lens.append(self.ops.entropy(self.logits(x[detail.tokens])))
-        found = LayerDetail(torch.stack(lens, 1), torch.stack(heads, 2)) if lens else None
-        return self.logits(x[batch.rows]), found
+            if index in wanted:
+                began = time.perf_counter()
+                places, *context = work.detail
+                heads.append(self.ops.head_statistics(q[places], keys, *context))
+                lens.append(self.ops.entropy(self.logits(x[places])))
+                seconds += time.perf_counter() - began
+        detail = LayerDetail(torch.stack(lens, 1), torch.stack(heads, 2), seconds) if lens else None
+        logits = self.logits(x[torch.from_numpy(batch.rows).long()])
+        return output_of(logits, self.ops.entropy(logits), keep, detail)
 
     def _attend(
         self,
         layer: _Layer,
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
-        batch: Batch,
+        work: _Work,
         pages: tuple[Tensor, Tensor],
     ) -> Tensor:
         """Add attention to the residual `x` in place; returns the rotated queries [T, H, D]."""
@@ -126,17 +136,15 @@ class Llama:
         rotated: Tensor = ops.rope(qkv[:, : config.heads + config.kv_heads], *rotation)
         q, k = rotated[:, : config.heads], rotated[:, config.heads :]
         v = qkv[:, config.heads + config.kv_heads :]
-        ops.write_kv(keys, values, batch.slots, k, v)
-        decodes = len(batch.decode_lengths)
-        parts = []
-        if decodes:
-            parts.append(
-                ops.decode_attention(q[:decodes], keys, values, batch.decode_table, batch.decode_lengths)
+        ops.write_kv(keys, values, work.slots, k, v)
+        attended = torch.empty_like(q)
+        if len(work.decodes):
+            attended[work.decodes] = ops.decode_attention(
+                q[work.decodes], keys, values, work.decode_table, work.decode_lengths
             )
-        for chunk in batch.prefills:
-            query = q[chunk.offset : chunk.offset + chunk.count]
-            parts.append(ops.prefill_attention(query, keys, values, chunk.table, chunk.start))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        for chunk in work.prefills:
+            places = slice(chunk.offset, chunk.offset + chunk.count)
+            attended[places] = ops.prefill_attention(q[places], keys, values, chunk.table, chunk.start)
         x += F.linear(attended.reshape(count, -1), layer.output)
         return q
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from engine import kernels
 from engine.core import Engine
 from engine.kv.pages import PagePool
 from engine.messages import RequestMeta, SamplingParams, Submit
-from engine.models.llama import Batch, Llama, Prefill
+from engine.models.llama import Llama
 from engine.models.loader import LoadedModel, load
+from engine.models.step import Batch
 from engine.settings import EngineSettings
 from engine.text import TextStream
 
@@ -39,32 +41,24 @@ def logits_of(model: Llama, ids: list[int], prefilled: int) -> Tensor:
         head_dim=config.head_dim,
         dtype=torch.float32,
     )
-    table = torch.tensor([pool.take(pages)])
+    table = pool.take(pages)
     half = max(1, prefilled // 2)
     spans = [(0, half), (half, prefilled), *((i, i + 1) for i in range(prefilled, len(ids)))]
-    rows = [
-        step(model, pool, ids, span, table, decode=span[0] >= prefilled)
-        for span in spans
-        if span[0] < span[1]
-    ]
-    return torch.cat(rows)
+    return torch.cat([step(model, pool, ids, span, table) for span in spans if span[0] < span[1]])
 
 
-def step(
-    model: Llama, pool: PagePool, ids: list[int], span: tuple[int, int], table: Tensor, *, decode: bool
-) -> Tensor:
-    positions = torch.arange(*span)
+def step(model: Llama, pool: PagePool, ids: list[int], span: tuple[int, int], table: list[int]) -> Tensor:
+    positions = np.arange(*span)
     batch = Batch(
-        tokens=torch.tensor(ids[slice(*span)]),
-        positions=positions,
-        slots=table[0, positions // PAGE] * PAGE + positions % PAGE,
-        decode_table=table if decode else table[:0],
-        decode_lengths=torch.tensor([span[1]] if decode else [], dtype=torch.int64),
-        prefills=[] if decode else [Prefill(0, len(positions), span[0], table[:, : -(-span[1] // PAGE)])],
-        rows=torch.arange(len(positions)),
-        detail=None,
+        tokens=np.array(ids[slice(*span)], np.int32),
+        slots=np.array(table)[positions // PAGE] * PAGE + positions % PAGE,
+        offsets=np.array([0], np.int32),
+        counts=np.array([len(positions)], np.int32),
+        starts=np.array([span[0]], np.int32),
+        tables=np.array([table], np.int32),
+        rows=np.arange(len(positions), dtype=np.int32),
     )
-    return model.step(batch, pool)[0]
+    return model.step(batch, pool, list(range(len(positions)))).logits
 
 
 def peer_of(loaded: LoadedModel) -> Any:

@@ -6,22 +6,29 @@ import pytest
 import torch
 
 from engine import sampler
+from engine.kernels import reference
 from engine.messages import SamplingParams
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.5, 0.0])
 
 
+def sample(
+    logits: torch.Tensor, params: list[SamplingParams], sources: list[torch.Generator | None]
+) -> list[int]:
+    return sampler.sample(logits, params, sources, reference.draw)
+
+
 def draws(count: int = 4000, **values: object) -> torch.Tensor:
     params = SamplingParams(**values)
     source = torch.Generator().manual_seed(1)
-    rows = [sampler.sample(LOGITS[None], [params], [source]) for _ in range(count)]
+    rows = [torch.tensor(sample(LOGITS[None], [params], [source])) for _ in range(count)]
     return torch.cat(rows).bincount(minlength=5) / count
 
 
 def test_zero_temperature_is_greedy_and_needs_no_randomness() -> None:
     params = SamplingParams(temperature=0.0)
     assert sampler.generator(params, 0) is None
-    assert sampler.sample(LOGITS[None], [params], [None]).tolist() == [1]
+    assert sample(LOGITS[None], [params], [None]) == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -49,7 +56,7 @@ def test_the_same_seed_draws_the_same_and_choices_differ() -> None:
 
     def sequence(choice: int) -> list[int]:
         source = sampler.generator(params, choice)
-        return [int(sampler.sample(LOGITS[None], [params], [source])) for _ in range(30)]
+        return [sample(LOGITS[None], [params], [source])[0] for _ in range(30)]
 
     assert sequence(0) == sequence(0)
     assert sequence(0) != sequence(1)
@@ -58,9 +65,9 @@ def test_the_same_seed_draws_the_same_and_choices_differ() -> None:
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     params = SamplingParams(temperature=1.0, seed=5)
     rows = torch.stack((LOGITS, LOGITS.flip(0), LOGITS * 3))
-    many = sampler.sample(rows, [params] * 3, [sampler.generator(params, i) for i in range(3)])
+    many = sample(rows, [params] * 3, [sampler.generator(params, i) for i in range(3)])
     for i in range(3):
-        alone = sampler.sample(rows[i : i + 1], [params], [sampler.generator(params, i)])
+        alone = sample(rows[i : i + 1], [params], [sampler.generator(params, i)])
         assert alone[0] == many[i]
 
 

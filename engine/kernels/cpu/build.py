@@ -87,7 +87,7 @@ def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     temporary = Path(name)
     command = [compiler, *flags, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)  # noqa: S603
         if done.returncode:
             raise BuildError(f"{compiler} failed on the native kernels:\n{done.stderr[-2000:]}")
         temporary.replace(target)
@@ -116,7 +116,8 @@ def _compiler() -> str:
 
 def _version(compiler: str) -> tuple[str]:
     try:
-        return (subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout,)
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+        return (done.stdout,)
     except (OSError, subprocess.CalledProcessError) as error:
         raise BuildError(f"{compiler} does not run: {error}") from error
 
