@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.budget import Sample
+from engine.messages import DetailReason
 from engine.models.llama import LayerDetail
 from engine.scheduler import Sequence
 
@@ -21,9 +24,10 @@ class Emitted:
     logits: Tensor  # fp32 [rows, vocab], raw
     tokens: Tensor  # int64 [rows]
     signals: np.ndarray  # float32 [rows, len(TOKEN_SIGNALS)]
-    detailed: list[int]  # rows that have layer detail, in its order
+    samples: dict[int, Sample]  # rows that have layer detail, in its order, and why
     detail: LayerDetail | None
     touched: dict[int, list[str]] = field(default_factory=dict)  # row -> faults that acted on it
+    detail_s: float = 0.0  # spent on detail so far
 
 
 class Columns(TypedDict, total=False):
@@ -38,6 +42,9 @@ class Columns(TypedDict, total=False):
     logprob_ids: list[list[int]]
     logprobs: list[list[float]]
     detail_rows: list[int]
+    detail_reasons: list[DetailReason]
+    detail_rates: list[float]
+    detail_s: float
     lens_entropy: bytes
     heads: bytes
 
@@ -79,18 +86,28 @@ def _logprobs(calls: list[Emitted]) -> Columns:
 
 
 def _detail(calls: list[Emitted]) -> Columns:
+    began = time.perf_counter()
     places: list[int] = []
-    lens: list[np.ndarray] = []
-    heads: list[np.ndarray] = []
+    samples: list[Sample] = []
+    details: list[LayerDetail] = []
     for offset, call in zip(_offsets(calls), calls, strict=True):
         if call.detail is not None:
-            places += [offset + i for i in call.detailed]
-            lens.append(call.detail.lens_entropy.numpy().astype(np.float16))
-            heads.append(call.detail.heads.numpy().astype(np.float16))
-    if not places:
+            places += [offset + i for i in call.samples]
+            samples += call.samples.values()
+            details.append(call.detail)
+    if not details:
         return {}
+    lens_entropy = _halves([detail.lens_entropy for detail in details])
+    heads = _halves([detail.heads for detail in details])
     return {
         "detail_rows": places,
-        "lens_entropy": np.concatenate(lens).tobytes(),
-        "heads": np.concatenate(heads).tobytes(),
+        "detail_reasons": [sample.reason for sample in samples],
+        "detail_rates": [sample.rate for sample in samples],
+        "detail_s": sum(call.detail_s for call in calls) + time.perf_counter() - began,
+        "lens_entropy": lens_entropy,
+        "heads": heads,
     }
+
+
+def _halves(parts: list[Tensor]) -> bytes:
+    return np.concatenate([part.numpy().astype(np.float16) for part in parts]).tobytes()

@@ -7,6 +7,7 @@ everything after it are fp32, so that entropies and probabilities are what the d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -57,10 +58,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class LayerDetail:
-    """`lens_entropy` fp32 [rows, layers] and `heads` fp32 [rows, signals, layers, heads]."""
+    """`lens_entropy` fp32 [rows, layers], `heads` fp32 [rows, signals, layers, heads], and what they took."""
 
     lens_entropy: Tensor
     heads: Tensor
+    seconds: float
 
 
 class Llama:
@@ -92,7 +94,7 @@ class Llama:
     def step(self, batch: Batch, pool: PagePool) -> tuple[Tensor, LayerDetail | None]:
         """Compute a batch, write its keys and values, return logits [R, V] and layer detail."""
         detail = batch.detail
-        lens, heads = [], []
+        lens, heads, seconds = [], [], 0.0
         x = self.embedding[batch.tokens].float()
         rotation = self.cos[batch.positions], self.sin[batch.positions]
         for index, layer in enumerate(self.layers):
@@ -100,13 +102,15 @@ class Llama:
             q = self._attend(layer, x, rotation, batch, (keys, values))
             self._feed_forward(layer, x)
             if detail is not None and index in detail.layers:
+                began = time.perf_counter()
                 heads.append(
                     self.ops.head_statistics(
                         q[detail.tokens], keys, detail.table, detail.lengths, detail.prompt_lengths
                     )
                 )
                 lens.append(self.ops.entropy(self.logits(x[detail.tokens])))
-        found = LayerDetail(torch.stack(lens, 1), torch.stack(heads, 2)) if lens else None
+                seconds += time.perf_counter() - began
+        found = LayerDetail(torch.stack(lens, 1), torch.stack(heads, 2), seconds) if lens else None
         return self.logits(x[batch.rows]), found
 
     def _attend(
