@@ -97,7 +97,7 @@ def head_statistics(
     outside = positions >= lengths[:, None]
     p = scores.masked_fill(outside[:, None], float("-inf")).softmax(-1)
     mean = p.mean(1, keepdim=True)
-    divergence = torch.where(p > 0, p * (p.log() - mean.log()), 0.0)
+    divergence = torch.where((p > 0) & (mean > 0), p * (p.log() - mean.log()), 0.0)  # a mean may underflow
     kl = divergence.sum(-1)
     rest, rest_mean = 1 - p[..., 0], 1 - mean[..., 0]
     split = torch.where(rest > 0, rest * (rest.log() - rest_mean.log()), 0.0)
