@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine import kernels, sampler
 from engine.batching import batch_of
+from engine.budget import Budget, Grant, Row
 from engine.emitted import Emitted, columns
 from engine.hooks import ModelHook
 from engine.kv.pages import PagePool
@@ -30,7 +31,7 @@ from engine.models.llama import Llama
 from engine.models.step import Floats, Ints, Output
 from engine.scheduler import Chunk, Sequence, plan
 from engine.settings import EngineSettings
-from engine.signals import Aggregates, sampled_layers, token_signals, wants_detail
+from engine.signals import Aggregates, head_sums, token_signals
 
 MAX_TOP_LOGPROBS = 20
 
@@ -64,7 +65,7 @@ class Engine:
             head_dim=config.head_dim,
             dtype=model.dtype,
         )
-        self.layers = sampled_layers(config.layers, settings.signal_layers)
+        self.budget = Budget(settings.signal_budget, config.layers)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._sources: dict[tuple[str, int], torch.Generator | None] = {}
@@ -121,22 +122,27 @@ class Engine:
         """Compute one step and report what it emitted and what ended, aborts included."""
         began = time.monotonic()
         chunks = self._plan()
+        grant = self._grant(chunks)
         groups = [[chunk] for chunk in chunks] if self.settings.deterministic else [chunks]
-        computed = [self._compute(group) for group in groups if group]
+        computed = [self._compute(group, grant) for group in groups if group]
         calls = [call for call in computed if call is not None]
+        for call in calls:
+            self._account(call, grant.stride)
         found = columns(calls)
         touched = self._mark(calls)
         for call in calls:
-            self._account(call)
             for sequence in call.sequences:
                 self._end_if_over(sequence)
         self._steps += 1
+        duration = time.monotonic() - began
+        self.budget.settle(grant, duration, found.get("detail_s", 0.0))
         return StepOutput(
             step=self._steps,
             time=time.time(),
-            duration_s=time.monotonic() - began,
+            duration_s=duration,
             prefill_tokens=sum(c.count for c in chunks if c.start < c.sequence.prompt_length),
-            layers=self.layers,
+            layers=grant.layers,
+            layer_stride=grant.stride,
             heads_per_layer=self.model.config.heads,
             touched=touched,
             finished=self._take_finished(),
@@ -209,14 +215,30 @@ class Engine:
             self.running.append(sequence)
         return chosen.chunks
 
-    def _compute(self, chunks: list[Chunk]) -> Emitted | None:
+    def _grant(self, chunks: list[Chunk]) -> Grant:
+        """Ask the budget which of the step's emitting sequences get layer detail, and of which layers."""
+        return self.budget.grant(
+            [
+                Row(
+                    chunk.sequence.key,
+                    chunk.sequence.emitted,
+                    self._aggregates[chunk.sequence.key].risk.score(),
+                    chunk.sequence.request.params.full_signals,
+                )
+                for chunk in chunks
+                if chunk.emits
+            ]
+        )
+
+    def _compute(self, chunks: list[Chunk], grant: Grant) -> Emitted | None:
         """Run one model call over `chunks` and append a token to each sequence that emits.
 
         Returns None when none does.
         """
         rows = [chunk.sequence for chunk in chunks if chunk.emits]
-        detailed = [i for i, sequence in enumerate(rows) if self._wants_detail(sequence)]
-        batch = batch_of(chunks, self.layers, [rows[i] for i in detailed], self.pool.page_size)
+        wanted = ((i, grant.samples.get(sequence.key)) for i, sequence in enumerate(rows))
+        samples = {i: sample for i, sample in wanted if sample is not None}
+        batch = batch_of(chunks, grant.layers, [rows[i] for i in samples], self.pool.page_size)
         output = self.model.step(batch, self.pool, [i for i, s in enumerate(rows) if self._needs_logits(s)])
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
@@ -227,13 +249,7 @@ class Engine:
         for sequence, token in zip(rows, tokens.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.first_token = sequence.first_token or now
-        return Emitted(rows, output, tokens, signals, detailed, touched)
-
-    def _wants_detail(self, sequence: Sequence) -> bool:
-        params = sequence.request.params
-        return bool(self.layers) and wants_detail(
-            sequence.emitted, self.settings.signal_tokens, params.full_signals
-        )
+        return Emitted(rows, output, tokens, signals, samples, touched)
 
     def _needs_logits(self, sequence: Sequence) -> bool:
         """Whether a row's token cannot be told from the head's statistics alone."""
@@ -279,14 +295,18 @@ class Engine:
                 )
         return adjusted, touched
 
-    def _account(self, call: Emitted) -> None:
+    def _account(self, call: Emitted, stride: int) -> None:
         """Add what was emitted to the aggregates of its sequences."""
-        for sequence, row in zip(call.sequences, call.signals, strict=True):
+        for sequence, row in zip(call.sequences, call.signals.tolist(), strict=True):
             self._aggregates[sequence.key].add(row)
         detail = call.output.detail
         if detail is not None:
-            for i, heads in zip(call.detailed, detail.heads.numpy(), strict=True):
-                self._aggregates[call.sequences[i].key].add_heads(heads)
+            began = time.perf_counter()
+            rates = [sample.rate for sample in call.samples.values()]
+            sums = head_sums(detail.heads, rates, stride)
+            for i, total, weight in zip(call.samples, *sums, strict=True):
+                self._aggregates[call.sequences[i].key].add_heads(total, weight)
+            call.detail_s = detail.seconds + time.perf_counter() - began
 
     def _mark(self, calls: list[Emitted]) -> dict[str, list[str]]:
         """Return, for each request, the faults that acted on it for the first time."""

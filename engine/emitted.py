@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TypedDict
 
 import numpy as np
 
-from engine.models.step import Floats, Ints, Output
+from engine.budget import Sample
+from engine.messages import DetailReason
+from engine.models.step import Floats, Ints, LayerDetail, Output
 from engine.scheduler import Sequence
 
 
@@ -19,8 +22,9 @@ class Emitted:
     output: Output
     tokens: Ints  # [rows]
     signals: Floats  # [rows, len(TOKEN_SIGNALS)]
-    detailed: list[int]  # rows that have layer detail, in its order
+    samples: dict[int, Sample]  # rows that have layer detail, in its order, and why
     touched: dict[int, list[str]] = field(default_factory=dict)  # row -> faults that acted on it
+    detail_s: float = 0.0  # spent on detail so far
 
 
 class Columns(TypedDict, total=False):
@@ -35,6 +39,9 @@ class Columns(TypedDict, total=False):
     logprob_ids: list[list[int]]
     logprobs: list[list[float]]
     detail_rows: list[int]
+    detail_reasons: list[DetailReason]
+    detail_rates: list[float]
+    detail_s: float
     lens_entropy: bytes
     heads: bytes
 
@@ -76,19 +83,28 @@ def _logprobs(calls: list[Emitted]) -> Columns:
 
 
 def _detail(calls: list[Emitted]) -> Columns:
+    began = time.perf_counter()
     places: list[int] = []
-    lens: list[np.ndarray] = []
-    heads: list[np.ndarray] = []
+    samples: list[Sample] = []
+    details: list[LayerDetail] = []
     for offset, call in zip(_offsets(calls), calls, strict=True):
-        detail = call.output.detail
-        if detail is not None:
-            places += [offset + i for i in call.detailed]
-            lens.append(detail.lens_entropy.numpy().astype(np.float16))
-            heads.append(detail.heads.numpy().astype(np.float16))
-    if not places:
+        if call.output.detail is not None:
+            places += [offset + i for i in call.samples]
+            samples += call.samples.values()
+            details.append(call.output.detail)
+    if not details:
         return {}
+    lens_entropy = _halves([detail.lens_entropy for detail in details])
+    heads = _halves([detail.heads for detail in details])
     return {
         "detail_rows": places,
-        "lens_entropy": np.concatenate(lens).tobytes(),
-        "heads": np.concatenate(heads).tobytes(),
+        "detail_reasons": [sample.reason for sample in samples],
+        "detail_rates": [sample.rate for sample in samples],
+        "detail_s": sum(call.detail_s for call in calls) + time.perf_counter() - began,
+        "lens_entropy": lens_entropy,
+        "heads": heads,
     }
+
+
+def _halves(parts: list[Floats]) -> bytes:
+    return np.concatenate([part.astype(np.float16) for part in parts]).tobytes()

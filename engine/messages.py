@@ -13,6 +13,10 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error", "shed"]
 
+#: Why a token has layer detail: it looked risky; it was every n-th of its response, whatever it looked
+#: like; its request, or the server's budget, wants every token.
+DetailReason = Literal["risk", "floor", "full"]
+
 #: Order of the float32 columns of `StepOutput.signals`. SIGNALS are natural-log based.
 TOKEN_SIGNALS = (
     "surprisal",  # -ln p(emitted token), raw logits
@@ -43,7 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int = 0
-    full_signals: bool = False  # layer and head detail for every token of this request
+    full_signals: bool = False  # detail of every layer for every token, unless the budget is 0
 
 
 class RequestMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +151,11 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     Row i of the token columns belongs to (`request_ids[i]`, `choices[i]`), its `steps[i]`-th
     emitted token (from 0). Shapes: `token_ids` int32 [rows]; `signals` float32
     [rows, len(TOKEN_SIGNALS)]. Layer detail exists for the rows listed in `detail_rows` only:
-    `lens_entropy` float16 [detail, lens layers], `heads` float16
-    [detail, len(HEAD_SIGNALS), head layers, heads]. NaN stands for absent.
+    `lens_entropy` float16 [detail, layers], `heads` float16
+    [detail, len(HEAD_SIGNALS), layers, heads]. NaN stands for absent.
+
+    A token of detail stands for 1 ÷ `detail_rates` tokens, and each of its layers for `layer_stride`
+    layers, but the last for itself.
     """
 
     step: int
@@ -164,8 +171,12 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     logprob_ids: list[list[int]] = []
     logprobs: list[list[float]] = []
     layers: list[int] = []  # indices of the sampled layers, shared by lens and heads
+    layer_stride: int = 0
     heads_per_layer: int = 0
     detail_rows: list[int] = []
+    detail_reasons: list[DetailReason] = []
+    detail_rates: list[float] = []
+    detail_s: float = 0.0  # of `duration_s`, spent on layer detail
     lens_entropy: bytes = b""
     heads: bytes = b""
     finished: list[Finish] = []

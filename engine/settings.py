@@ -37,7 +37,9 @@ class EngineSettings(BaseSettings):
     deterministic: bool = Field(
         False, description="batch-invariant: an answer depends on its own request alone"
     )
-    signal_layers: int = Field(
-        4, ge=0, description="sample layer detail on every n-th layer and the last; 0: off"
+    signal_budget: float = Field(
+        0.03,
+        ge=0,
+        le=1,
+        description="share of step time that layer detail may take; 0: none, 1: every token and layer",
     )
-    signal_tokens: int = Field(8, ge=1, description="sample layer detail on every n-th token of a response")

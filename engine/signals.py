@@ -1,21 +1,26 @@
-"""Per-response aggregates and the choice of which tokens get layer detail.
+"""What is kept of a response's tokens while it runs: fixed-size aggregates, and how risky it looks.
 
-Aggregates are fixed in size, computed in the step and never dropped; detail may be sampled.
+Aggregates are computed in the step and never dropped; layer detail is sampled (`engine.budget`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
 from engine.models.step import Floats, Ints, Output
 
 #: Below this probability a token counts as low, as in the `raw` alert preset.
 LOW_CONFIDENCE = 0.65
+#: The first tokens of a response have nothing before them to be judged by, and set its course.
+FIRST_TOKENS = 4
 
+_WIDTH = len(TOKEN_SIGNALS)
 _CONFIDENCE = TOKEN_SIGNALS.index("confidence")
 _ENTROPY = TOKEN_SIGNALS.index("entropy")
 _SURPRISAL = TOKEN_SIGNALS.index("surprisal")
@@ -30,7 +35,7 @@ def token_signals(output: Output, tokens: Ints) -> Floats:
     chosen = output.values[:, 0].copy()
     rank = np.ones(len(tokens), np.float32)
     logits = dict(zip(output.kept, output.logits, strict=True))
-    for i in np.flatnonzero(tokens != output.ids[:, 0]):
+    for i in np.flatnonzero(tokens != output.ids[:, 0]).tolist():
         place = np.flatnonzero(output.ids[i] == tokens[i])
         chosen[i] = output.values[i, place[0]] if len(place) else float(logits[i][tokens[i]])
         rank[i] = place[0] if len(place) else int((logits[i] > chosen[i]).sum())
@@ -41,44 +46,78 @@ def token_signals(output: Output, tokens: Ints) -> Floats:
     return np.stack(columns, axis=1)
 
 
+class Risk:
+    """How risky a response's next token looks, from the statistics of those before it alone."""
+
+    __slots__ = ("_confidence", "_entropy", "_surprisal", "_tokens", "_usual")
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._confidence = self._entropy = self._surprisal = self._usual = 0.0
+
+    def add(self, row: Sequence[float]) -> None:
+        """Take in a token's row, ordered as TOKEN_SIGNALS."""
+        new = 0.5 if self._tokens else 1.0  # the last two or three tokens count
+        self._confidence += new * (row[_CONFIDENCE] - self._confidence)
+        self._entropy += new * (row[_ENTROPY] - self._entropy)
+        self._surprisal += new * (row[_SURPRISAL] - self._surprisal)
+        self._usual += (0.1 if self._tokens else 1.0) * (row[_SURPRISAL] - self._usual)
+        self._tokens += 1
+
+    def score(self) -> float:
+        """0 … 1: ½ at a confidence of ½, an entropy of 2.5 nats, or a surprisal 1 nat above the usual."""
+        if self._tokens < FIRST_TOKENS:
+            return 1.0
+        rise = (self._surprisal - self._usual) / 2
+        found = min(max(1 - self._confidence, self._entropy / 5, rise), 1.0)
+        return found if math.isfinite(rise + self._confidence + self._entropy) else 1.0
+
+
 @dataclass(slots=True)
 class Aggregates:
     """Running facts of one choice's tokens."""
 
+    risk: Risk = field(default_factory=Risk)
     tokens: int = 0
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(len(TOKEN_SIGNALS)))
+    sums: list[float] = field(default_factory=lambda: [0.0] * _WIDTH)
     min_confidence: float = math.inf
     max_entropy: float = -math.inf
     low_tokens: int = 0
     low_run: int = 0
     longest_low_run: int = 0
     detail_tokens: int = 0
-    head_sums: np.ndarray = field(default_factory=lambda: np.zeros(len(HEAD_SIGNALS)))
-    head_counts: np.ndarray = field(default_factory=lambda: np.zeros(len(HEAD_SIGNALS)))
+    head_sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(HEAD_SIGNALS)))
+    head_weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(HEAD_SIGNALS)))
 
-    def add(self, signals: np.ndarray) -> None:
+    def add(self, row: Sequence[float]) -> None:
         """Take one token's row, ordered as TOKEN_SIGNALS."""
+        self.risk.add(row)
         self.tokens += 1
-        self.sums += signals
-        self.min_confidence = min(self.min_confidence, float(signals[_CONFIDENCE]))
-        self.max_entropy = max(self.max_entropy, float(signals[_ENTROPY]))
-        low = signals[_CONFIDENCE] < LOW_CONFIDENCE
-        self.low_tokens += int(low)
+        self.sums = [total + value for total, value in zip(self.sums, row, strict=True)]
+        confidence = row[_CONFIDENCE]
+        self.min_confidence = min(self.min_confidence, confidence)
+        self.max_entropy = max(self.max_entropy, row[_ENTROPY])
+        low = confidence < LOW_CONFIDENCE
+        self.low_tokens += low
         self.low_run = self.low_run + 1 if low else 0
         self.longest_low_run = max(self.longest_low_run, self.low_run)
 
-    def add_heads(self, heads: np.ndarray) -> None:
-        """Take one token's head detail [signals, layers, heads]; NaN is absent."""
+    def add_heads(self, sums: NDArray[np.float64], weights: NDArray[np.float64]) -> None:
+        """Take one sampled token's head signals: weighted sums and their weights [signals]."""
         self.detail_tokens += 1
-        there = ~np.isnan(heads)
-        self.head_sums += np.where(there, heads, 0).sum((1, 2))
-        self.head_counts += there.sum((1, 2))
+        self.head_sums += sums
+        self.head_weights += weights
 
     def as_dict(self) -> dict[str, float]:
-        """Return named figures; means over tokens, nats. Empty when nothing was emitted."""
+        """Return named figures; means over tokens, nats. Empty when nothing was emitted.
+
+        Means of head signals are over what the sampled tokens and layers stand for.
+        """
         if not self.tokens:
             return {}
-        means = dict(zip((f"mean_{name}" for name in TOKEN_SIGNALS), self.sums / self.tokens, strict=True))
+        means = {
+            f"mean_{name}": total / self.tokens for name, total in zip(TOKEN_SIGNALS, self.sums, strict=True)
+        }
         excess = self.sums[_SURPRISAL] - self.sums[_ENTROPY]
         shift = self.sums[_SURPRISAL_POST] - self.sums[_SURPRISAL]
         figures = {
@@ -92,19 +131,23 @@ class Aggregates:
             "tokens": self.tokens,
             "detail_tokens": self.detail_tokens,
         }
-        for name, total, count in zip(HEAD_SIGNALS, self.head_sums, self.head_counts, strict=True):
-            if count:
-                figures[f"mean_{name}"] = total / count
+        for name, total, weight in zip(HEAD_SIGNALS, self.head_sums, self.head_weights, strict=True):
+            if weight:
+                figures[f"mean_{name}"] = total / weight
         return {name: float(value) for name, value in figures.items()}
 
 
-def sampled_layers(layers: int, every: int) -> list[int]:
-    """Layers that get detail: every `every`-th from 0, and always the last; none for 0."""
-    if every == 0:
-        return []
-    return sorted({*range(0, layers, every), layers - 1})
+def head_sums(
+    heads: NDArray[np.float32], rates: Sequence[float], stride: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sum head detail [rows, signals, layers, heads] over layers and heads; NaN is absent.
 
-
-def wants_detail(step: int, every: int, full: bool) -> bool:
-    """Whether a response's `step`-th token gets layer detail."""
-    return full or step % every == 0
+    Each value counts for as many as it stands for: 1 ÷ the rate of its token, times the `stride` of
+    its layer (the last layer is always there and stands for itself). Returns the sums and the
+    weights they hold, both [rows, signals].
+    """
+    layers = np.full(heads.shape[2], float(stride))
+    layers[-1] = 1.0
+    weights = layers[:, None] / np.asarray(rates)[:, None, None, None]
+    there = ~np.isnan(heads)
+    return (np.where(there, heads, 0) * weights).sum((2, 3)), (there * weights).sum((2, 3))

@@ -97,7 +97,7 @@ def head_statistics(
     outside = positions >= lengths[:, None]
     p = scores.masked_fill(outside[:, None], float("-inf")).softmax(-1)
     mean = p.mean(1, keepdim=True)
-    divergence = torch.where(p > 0, p * (p.log() - mean.log()), 0.0)
+    divergence = torch.where((p > 0) & (mean > 0), p * (p.log() - mean.log()), 0.0)  # a mean may underflow
     kl = divergence.sum(-1)
     rest, rest_mean = 1 - p[..., 0], 1 - mean[..., 0]
     split = torch.where(rest > 0, rest * (rest.log() - rest_mean.log()), 0.0)
@@ -131,7 +131,7 @@ def token_statistics(logits: Tensor, tokens: Tensor) -> Tensor:
     chosen = shifted.gather(1, tokens[:, None])
     surprisal = log_total - chosen[:, 0]
     margin = (1 - (top2[:, 1] - top2[:, 0]).exp()) / total
-    rank = (shifted > chosen).sum(-1) + 1
+    rank = (logits > logits.gather(1, tokens[:, None])).sum(-1) + 1
     expected = (weights * shifted.masked_fill(weights == 0, 0)).sum(-1) / total
     return torch.stack((surprisal, (-surprisal).exp(), margin, rank.float(), log_total - expected), dim=1)
 

@@ -115,7 +115,7 @@ class Llama:
                 heads.append(self.ops.head_statistics(q[places], keys, *context))
                 lens.append(self.ops.entropy(self.logits(x[places])))
                 seconds += time.perf_counter() - began
-        detail = LayerDetail(torch.stack(lens, 1), torch.stack(heads, 2), seconds) if lens else None
+        detail = _detail(lens, heads, seconds) if lens else None
         logits = self.logits(x[torch.from_numpy(batch.rows).long()])
         return output_of(logits, self.ops.entropy(logits), keep, detail)
 
@@ -152,6 +152,10 @@ class Llama:
         """Add the feed-forward block to the residual `x` in place."""
         normed = self.ops.rms_norm(x, layer.feed_forward_norm, self.config.norm_eps).to(self.dtype)
         x += F.linear(self.ops.silu_mul(F.linear(normed, layer.gate_up)), layer.down)
+
+
+def _detail(lens: list[Tensor], heads: list[Tensor], seconds: float) -> LayerDetail:
+    return LayerDetail(torch.stack(lens, 1).numpy(), torch.stack(heads, 2).numpy(), seconds)
 
 
 class _Layer:

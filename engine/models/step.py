@@ -50,8 +50,8 @@ class Batch:
 class LayerDetail:
     """`lens_entropy` fp32 [D, layers], `heads` fp32 [D, signals, layers, heads]; what they took."""
 
-    lens_entropy: Tensor
-    heads: Tensor
+    lens_entropy: Floats
+    heads: Floats
     seconds: float
 
 

@@ -23,7 +23,7 @@ class Bench:
     """One engine with the chaos hook, and the answers it gives."""
 
     def __init__(self):
-        settings = EngineSettings(deterministic=True, threads=1, signal_layers=0, kv_tokens=4096)
+        settings = EngineSettings(deterministic=True, threads=1, signal_budget=0, kv_tokens=4096)
         path = resolve(settings.model, settings.model_cache)
         self.hook = factory()
         self.tokenizer = load_tokenizer(path)

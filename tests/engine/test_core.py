@@ -51,7 +51,7 @@ MODEL = random_model()
 
 
 def engine(**changes: object) -> Engine:
-    values = {"kv_tokens": 1024, "page_size": 4, "max_running": 8, "signal_tokens": 1, "signal_layers": 2}
+    values = {"kv_tokens": 1024, "page_size": 4, "max_running": 8, "signal_budget": 1.0}
     return Engine(MODEL, EngineSettings(**(values | changes)))
 
 
@@ -148,15 +148,62 @@ def test_deterministic_mode_is_bit_identical_whatever_runs_beside() -> None:
         assert np.array(alone.signals[key]).tobytes() == np.array(crowd.signals[key]).tobytes()
 
 
-def test_signals_off_and_full_leave_deterministic_answers_bit_identical() -> None:
-    off = together(deterministic=True, signal_layers=0)
-    full = together(deterministic=True, signal_layers=1, signal_tokens=1)
-    sparse = together(deterministic=True, signal_layers=4, signal_tokens=3)
-    assert off.tokens == full.tokens == sparse.tokens
+def test_signals_off_budgeted_and_full_leave_deterministic_answers_bit_identical() -> None:
+    off = together(deterministic=True, signal_budget=0)
+    full = together(deterministic=True, signal_budget=1)
+    some = together(deterministic=True, signal_budget=0.1)
+    assert off.tokens == full.tokens == some.tokens
     assert not off.lens
+    assert {key: len(lens) for key, lens in full.lens.items()} == {k: len(t) for k, t in full.tokens.items()}
+    assert 0 < sum(map(len, some.lens.values())) < sum(map(len, full.lens.values()))
     for key, rows in off.signals.items():
         assert np.array(rows).tobytes() == np.array(full.signals[key]).tobytes()
-        assert np.array(rows).tobytes() == np.array(sparse.signals[key]).tobytes()
+        assert np.array(rows).tobytes() == np.array(some.signals[key]).tobytes()
+
+
+def steps_of(target: Engine, *requests: Submit) -> list[StepOutput]:
+    for request in requests:
+        target.submit(request)
+    outputs = []
+    while target.has_work:
+        outputs.append(target.step())
+    return outputs
+
+
+def test_a_request_that_asks_has_every_layer_of_every_token_beside_one_that_does_not() -> None:
+    requests = submit("asks", [5, 6], max_tokens=40, full_signals=True), submit("b", [7], max_tokens=40)
+    outputs = steps_of(engine(signal_budget=0.001), *requests)
+    reasons: dict[str, list[str]] = {"asks": [], "b": []}
+    for output in outputs:
+        for row, reason, rate in zip(
+            output.detail_rows, output.detail_reasons, output.detail_rates, strict=True
+        ):
+            reasons[output.request_ids[row]].append(reason)
+            assert output.layers == list(range(CONFIG.layers))
+            assert output.layer_stride == 1
+            assert (rate == 1) is (reason != "floor")
+    assert reasons["asks"] == ["full"] * 40
+    assert "full" not in reasons["b"] and len(reasons["b"]) < 40
+
+
+def test_a_step_says_what_was_sampled_and_what_it_took() -> None:
+    outputs = steps_of(
+        engine(signal_budget=0.1), *(submit(f"r{i}", [9, i], max_tokens=150) for i in range(4))
+    )
+    sampled = [output for output in outputs if output.detail_rows]
+    assert sampled
+    for output in outputs:
+        count = len(output.detail_rows)
+        assert len(output.detail_reasons) == len(output.detail_rates) == count
+        assert set(output.detail_reasons) <= {"risk", "floor"}
+        assert 0 < output.detail_s < output.duration_s if count else output.detail_s == 0
+        assert not count or CONFIG.layers - 1 in output.layers
+    assert {layer for output in sampled for layer in output.layers} == set(range(CONFIG.layers))
+
+
+def test_nothing_is_sampled_at_budget_zero_even_when_asked() -> None:
+    outputs = steps_of(engine(signal_budget=0), submit("a", [5, 6], full_signals=True))
+    assert all(not output.detail_rows and not output.layers for output in outputs)
 
 
 def test_last_lens_layer_is_the_output_entropy() -> None:

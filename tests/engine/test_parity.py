@@ -151,7 +151,7 @@ def test_prefilled_answer_of_the_real_model(real):
 
 
 def generate(model: Llama, ids: list[int], max_tokens: int) -> list[int]:
-    engine = Engine(model, EngineSettings(kv_tokens=1024, signal_layers=0))
+    engine = Engine(model, EngineSettings(kv_tokens=1024, signal_budget=0))
     engine.submit(
         Submit(
             meta=RequestMeta(request_id="r"),

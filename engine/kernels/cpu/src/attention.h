@@ -40,6 +40,18 @@ size_t decode_scratch_bytes(const Heads&, int context);
 void decode_attention(const float* q, const Heads&, const Pages&, const int32_t* table, int position, int group, float* out,
                       float* weights, int64_t stride, void* scratch);
 
+// The same in two steps, so that threads can share a long context: decode_attention_part for every part in
+// [0, decode_parts(position)), in any order, then decode_attention_merge. `parts` holds what the parts found:
+// decode_parts(position) · decode_part_floats(heads) fp32, for one token and one group. Bit-identical to decode_attention.
+constexpr int PART = 512;  // positions
+int decode_parts(int position);
+size_t decode_part_floats(const Heads&);
+size_t decode_part_scratch_bytes(const Heads&);
+void decode_attention_part(const float* q, const Heads&, const Pages&, const int32_t* table, int position, int group, int part,
+                           float* parts, float* weights, int64_t stride, void* scratch);
+void decode_attention_merge(const Heads&, int position, int group, const float* parts, float* out, float* weights,
+                            int64_t stride);
+
 // Causal attention of `count` query tokens at positions start …, for one key-value head and one block of QUERIES tokens.
 // `qkv` is [count, qkv_stride] rows of rotated q; `out` [count, out_stride].
 // Keys and values of the context may first be laid out for matrix tiles: prefill_prepare fills `layout` for one group, once,
