@@ -44,8 +44,7 @@ _COMMON = (
     "-fPIC",
     "-shared",
     "-pthread",
-    "-Wall",
-    "-Wno-psabi",
+    "-w",
 )
 _COMPILE_S = 300
 

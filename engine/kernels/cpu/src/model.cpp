@@ -1,5 +1,6 @@
 #include "model.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "simd.h"
@@ -127,5 +128,28 @@ int quaver_step(quaver::Model* model, const quaver::Batch* batch, quaver::Output
   } catch (const std::bad_alloc&) {
     return 1;
   }
+}
+
+// Tokens [rows] of logits [rows, vocabulary]; temperature 0 takes the largest.
+void quaver_draw(quaver::Model* model, const float* logits, int rows, int vocabulary, const float* temperature, const int32_t* top_k,
+                 const float* top_p, const double* points, int32_t* tokens) {
+  const size_t own = quaver::sample_scratch_bytes(vocabulary);
+  uint8_t* scratch = model->buffers.get(0, own * model->team.size());
+  model->team.run([&](int thread) {
+    model->team.loop(rows, [&](int r) {
+      const float* row = logits + size_t(r) * vocabulary;
+      tokens[r] = temperature[r] == 0 ? int32_t(std::max_element(row, row + vocabulary) - row)
+                                      : quaver::sample(row, vocabulary, temperature[r], top_k[r], top_p[r], points[r], scratch + own * thread);
+    });
+  });
+}
+
+// reference.token_statistics: found [rows, 5].
+void quaver_rows_statistics(quaver::Model* model, const float* logits, int rows, int vocabulary, const int32_t* tokens, float* found) {
+  model->team.run([&](int) {
+    model->team.loop(rows, [&](int r) {
+      quaver::token_statistics(logits + size_t(r) * vocabulary, vocabulary, tokens[r], found + size_t(r) * 5);
+    });
+  });
 }
 }

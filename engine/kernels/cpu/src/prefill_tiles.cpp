@@ -1,12 +1,8 @@
+#include "amx.h"
 #include "matrix.h"
 #include "prefill.h"
 
 namespace quaver {
-
-// Until the wide product is here: no tiles.
-__attribute__((weak)) bool has_wide_product() { return false; }
-__attribute__((weak)) void wide_begin() {}
-__attribute__((weak)) void wide_end() {}
 
 #if defined(__AMX_BF16__)
 
@@ -132,6 +128,7 @@ void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, i
   const uint16_t* const values = keys + int64_t(padded(start + count)) * width;
   const Scratch mine(scratch, width);
   const float scale = 1.f / std::sqrt(float(width));
+  configure_tiles(TILE_ROWS, TILE_ROWS);
   for (int head = group * share; head < (group + 1) * share; ++head) {
     for (int r = 0; r < QUERIES; ++r)
       for (int c = 0; c < width; c += LANES)
@@ -157,6 +154,7 @@ void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, i
       }
     }
   }
+  _tile_release();
 }
 
 #else
