@@ -1,0 +1,223 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "head.h"
+#include "tile.h"
+
+namespace quaver {
+
+namespace {
+
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
+
+int whole_tiles(int vocabulary) { return (vocabulary + TILE - 1) / TILE * TILE; }
+
+float tile_sum(const float* v) {
+  f32x16 s{};
+  for (int i = 0; i < TILE; i += LANES) s += load(v + i);
+  return sum(s);
+}
+
+// weights = e^((z − largest) · scale), 0 for logits that far below; padded to whole tiles with zeros. Returns their sum.
+double fill(float* weights, const float* logits, int vocabulary, float largest_logit, float scale) {
+  double total = 0;
+  for (int tile = 0; tile < vocabulary; tile += TILE) {
+    for (int i = tile; i < tile + TILE; i += LANES) {
+      const f32x16 z = i < vocabulary ? load_some(logits + i, vocabulary - i, -INFINITE) : splat(-INFINITE);
+      const f32x16 x = (z - splat(largest_logit)) * splat(scale);
+      const f32x16 w = exp_falling(floored(x));
+      store(weights + i, x < splat(-86.f) ? splat(0.f) : w);
+    }
+    total += tile_sum(weights + tile);
+  }
+  return total;
+}
+
+// How many of n values (n % 16 = 0) exceed a bound, and their sum.
+struct Above {
+  double mass = 0;
+  int64_t count = 0;
+};
+
+Above above(const float* v, int n, float bound) {
+  Above result;
+  for (int tile = 0; tile < n; tile += TILE) {
+    f32x16 mass{};
+    i32x16 count{};
+    for (int i = tile; i < std::min(n, tile + TILE); i += LANES) {
+      const f32x16 w = load(v + i);
+      const i32x16 in = w > splat(bound);
+      mass += in ? w : splat(0.f);
+      count -= in;
+    }
+    result.mass += sum(mass);
+    result.count += int64_t(sum(__builtin_convertvector(count, f32x16)));
+  }
+  return result;
+}
+
+// Copies what lies in (low, high] to `to`, which may be `from`, and fills the last vector with zeros. Returns the new n.
+int gather(const float* from, int n, float low, float high, float* to) {
+  int kept = 0;
+  for (int i = 0; i < n; i += LANES) {
+    const f32x16 w = load(from + i);
+#if defined(__AVX512F__)
+    const __m512 v = (__m512)w;
+    const __mmask16 in = _mm512_cmp_ps_mask(v, _mm512_set1_ps(low), _CMP_GT_OQ) &
+                         _mm512_cmp_ps_mask(v, _mm512_set1_ps(high), _CMP_LE_OQ);
+    store(to + kept, (f32x16)_mm512_maskz_compress_ps(in, v));
+    kept += __builtin_popcount(in);
+#else
+    for (int j = 0; j < LANES; ++j) {
+      to[kept] = w[j];
+      kept += w[j] > low && w[j] <= high;
+    }
+#endif
+  }
+  store(to + kept, f32x16{});
+  return (kept + LANES - 1) / LANES * LANES;
+}
+
+// The smallest set of the largest weights that reaches a target: everything above `least`, and what `before` leaves room for.
+struct Cut {
+  float least;
+  double before;  // measure of what lies above `least`; below the target
+};
+
+// Halves the range of bit patterns in which the cut lies (weights in [0, 1] are ordered as their bits are), and keeps but
+// the weights of that range. `measure` is Above::mass or Above::count. What lies below `floor` is known not to be in the set.
+template <class Measure>
+Cut find_cut(const float* weights, int n, float* pool, double target, float floor, Measure Above::*measure) {
+  int32_t low = floor > 0 ? bits<int32_t>(floor) : -1, high = bits<int32_t>(1.f);
+  n = gather(weights, n, floor > 0 ? floor : -1.f, 1.f, pool);
+  double before = 0;
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    const double reached = before + double(above(pool, n, bits<float>(middle)).*measure);
+    if (reached < target) {
+      high = middle;
+      before = reached;
+    } else {
+      low = middle;
+    }
+    n = gather(pool, n, low < 0 ? -1.f : bits<float>(low), bits<float>(high), pool);
+  }
+  return {bits<float>(high), before};
+}
+
+// Zeroes the weights below `least`, and the last of those that equal it beyond `equals`. Returns the sum of the rest.
+double drop(float* weights, int n, float least, double equals) {
+  double surplus = -equals, total = 0;
+  for (int tile = 0; tile < n; tile += TILE) {
+    f32x16 equal{};
+    for (int i = tile; i < tile + TILE; i += LANES) {
+      const f32x16 w = load(weights + i);
+      store(weights + i, w >= splat(least) ? w : splat(0.f));
+      equal += w == splat(least) ? splat(1.f) : splat(0.f);
+    }
+    surplus += sum(equal);
+    total += tile_sum(weights + tile);
+  }
+  for (int i = n; surplus > 0 && i-- > 0;)
+    if (weights[i] == least) {
+      weights[i] = 0;
+      total -= least;
+      --surplus;
+    }
+  return total;
+}
+
+// The first token at which the running sum exceeds `target`; never one without weight.
+int draw(const float* weights, int vocabulary, double target) {
+  double before = 0;
+  int last = vocabulary - 1;
+  for (int tile = 0; tile < vocabulary; tile += TILE) {
+    const double after = before + tile_sum(weights + tile);
+    if (after > target) {
+      for (int i = tile; i < std::min(vocabulary, tile + TILE); ++i) {
+        if (!(weights[i] > 0)) continue;
+        before += weights[i];
+        last = i;
+        if (before > target) return i;
+      }
+    }
+    before = after;
+  }
+  return last;
+}
+
+}  // namespace
+
+size_t sample_scratch_bytes(int vocabulary) { return sizeof(float) * (2 * size_t(whole_tiles(vocabulary)) + LANES); }
+
+int sample(const float* logits, int vocabulary, float temperature, int top_k, float top_p, double point, void* scratch) {
+  const int n = whole_tiles(vocabulary);
+  float *weights = static_cast<float*>(scratch), *pool = weights + n;
+  f32x16 m = splat(-INFINITE);
+  for (int i = 0; i < vocabulary; i += LANES) m = max(load_some(logits + i, vocabulary - i, -INFINITE), m);
+  double total = fill(weights, logits, vocabulary, largest(m), 1 / std::max(temperature, 1e-30f));
+  if (!(total > 0)) return vocabulary - 1;  // nothing but NaN or −inf
+  if (top_k > 0 && top_k < vocabulary) {
+    const Cut cut = find_cut(weights, n, pool, top_k, 0, &Above::count);
+    total = drop(weights, n, cut.least, n);
+  }
+  if (top_p < 1) {
+    const double target = top_p * total;
+    const float floor = float((1 - top_p) * total / vocabulary * 0.999);
+    const Cut cut = find_cut(weights, n, pool, target, floor, &Above::mass);
+    total = drop(weights, n, cut.least, std::max(1.0, std::ceil((target - cut.before) / cut.least)));
+  }
+  return draw(weights, vocabulary, point * total);
+}
+
+void token_statistics(const float* logits, int vocabulary, int token, float* out) {
+  f32x16 lead = splat(-INFINITE), second = lead;
+  for (int i = 0; i < vocabulary; i += LANES) {
+    const f32x16 z = load_some(logits + i, vocabulary - i, -INFINITE);
+    second = max(min(z, lead), second);
+    lead = max(z, lead);
+  }
+  float best[2] = {-INFINITE, -INFINITE};
+  for (int i = 0; i < LANES; ++i)
+    for (float value : {lead[i], second[i]}) {
+      best[1] = std::max(best[1], std::min(best[0], value));
+      best[0] = std::max(best[0], value);
+    }
+  const f32x16 top = splat(best[0]), chosen = splat(logits[token]);
+  double total = 0, expected = 0, better = 0;
+  for (int tile = 0; tile < vocabulary; tile += TILE) {
+    f32x16 weight{}, mean{}, larger{};
+    for (int i = tile; i < std::min(vocabulary, tile + TILE); i += LANES) {
+      const f32x16 z = load_some(logits + i, vocabulary - i, -INFINITE), x = floored(z - top), w = exp_falling(x);
+      weight += w;
+      mean += w * x;
+      larger += z > chosen ? splat(1.f) : splat(0.f);
+    }
+    total += sum(weight);
+    expected += sum(mean);
+    better += sum(larger);
+  }
+  const double surprisal = std::log(total) - (double(logits[token]) - best[0]);
+  out[0] = float(surprisal);
+  out[1] = float(std::exp(-surprisal));
+  out[2] = float((1 - std::exp(double(best[1]) - best[0])) / total);
+  out[3] = float(better + 1);
+  out[4] = float(std::log(total) - expected / total);
+}
+
+}  // namespace quaver
+
+extern "C" {
+
+void quaver_token_statistics(const float* logits, int vocabulary, int token, float* out) {
+  quaver::token_statistics(logits, vocabulary, token, out);
+}
+
+size_t quaver_sample_scratch_bytes(int vocabulary) { return quaver::sample_scratch_bytes(vocabulary); }
+
+int quaver_sample(const float* logits, int vocabulary, float temperature, int top_k, float top_p, double point, void* scratch) {
+  return quaver::sample(logits, vocabulary, temperature, top_k, top_p, point, scratch);
+}
+}
