@@ -33,21 +33,33 @@ float value_of(uint64_t key) {
 
 int id_of(uint64_t key) { return int(~uint32_t(key)); }
 
-// `top` is descending and keeps its TOP largest keys.
+// `top` [TOP] is descending and keeps its largest keys; top[−1] is the largest of all numbers.
 void insert(uint64_t* top, uint64_t key) {
-  if (key <= top[TOP - 1]) return;
-  int place = TOP - 1;
-  for (; place > 0 && top[place - 1] < key; --place) top[place] = top[place - 1];
-  top[place] = key;
+  typedef uint64_t u64x8 __attribute__((vector_size(64)));
+  for (int i = TOP - 8; i >= 0; i -= 8) {
+    u64x8 here, before;
+    std::memcpy(&here, top + i, sizeof here);
+    std::memcpy(&before, top + i - 1, sizeof before);
+    const u64x8 shifted = before < key ? before : u64x8{} + key;
+    here = here > shifted ? here : shifted;
+    std::memcpy(top + i, &here, sizeof here);
+  }
 }
 
-// Offers the tokens first … first + count − 1. Ids rise from call to call, so a tie with the last place loses.
-void offer(uint64_t* top, const float* z, int first, int count, float largest_logit) {
-  const auto beaten = [top](float value) { return top[TOP - 1] != 0 && !(value > value_of(top[TOP - 1])); };
-  if (beaten(largest_logit)) return;
-  for (int i = 0; i < count; i += LANES) {
-    if (beaten(largest(load(z + i)))) continue;
-    for (int j = i; j < std::min(i + LANES, count); ++j) insert(top, key_of(z[j], first + j));
+// Offers a tile of `count` tokens from `first` on. Ids rise from call to call, so a tie with the last place loses.
+void offer(uint64_t* top, const float* z, int first, int count, float largest) {
+  static_assert(TOP % LANES == 0);
+  const uint64_t& last = top[TOP - 1];
+  int i = 0;
+  for (; i < count && !last; ++i) insert(top, key_of(z[i], first + i));
+  float bound = value_of(last);
+  if (!(largest > bound)) return;
+  for (; i < count; i += LANES) {
+    for (uint32_t found = lanes_above(load(z + i), bound); found; found &= found - 1) {
+      const int place = i + __builtin_ctz(found);
+      insert(top, key_of(z[place], first + place));
+    }
+    bound = value_of(last);
   }
 }
 
@@ -63,10 +75,12 @@ class Scratch {
         logits_(sums_ + size_t(tiles) * 3 * padded),
         tops_(reinterpret_cast<uint64_t*>(logits_ + size_t(threads) * ROWS * STRIDE)) {}
 
+  static constexpr int PLACES = 8 + TOP;  // eight before the first place; the last of them is for insert
+
   static size_t bytes(const Matrix& head, int rows, int top_rows, int threads) {
     const Scratch at(nullptr, head, rows, top_rows, threads);
     return sizeof(float) * (size_t(at.tiles) * 3 * at.padded + size_t(threads) * ROWS * STRIDE) +
-           sizeof(uint64_t) * size_t(threads) * top_rows * TOP;
+           sizeof(uint64_t) * size_t(threads) * top_rows * PLACES;
   }
 
   // [padded] each: the largest logit of a tile, Σ w, Σ w · (z − largest).
@@ -74,7 +88,7 @@ class Scratch {
   float* weight(int tile) const { return largest(tile) + padded; }
   float* expected(int tile) const { return weight(tile) + padded; }
   float* logits(int thread) const { return logits_ + size_t(thread) * ROWS * STRIDE; }
-  uint64_t* top(int thread, int row) const { return tops_ + (size_t(thread) * top_rows_ + row) * TOP; }
+  uint64_t* top(int thread, int row) const { return tops_ + (size_t(thread) * top_rows_ + row) * PLACES + 8; }
 
   const int tiles, padded;
 
@@ -108,8 +122,7 @@ void merge_sums(const Scratch& at, int row, int rows, RowStatistics* out) {
 }
 
 void merge_tops(const Scratch& at, int row, int threads, RowStatistics& out) {
-  uint64_t top[TOP];
-  std::memcpy(top, at.top(0, row), sizeof top);
+  uint64_t* top = at.top(0, row);
   for (int thread = 1; thread < threads; ++thread)
     for (int i = 0; i < TOP; ++i) insert(top, at.top(thread, row)[i]);
   for (int i = 0; i < TOP; ++i) {
@@ -127,13 +140,16 @@ size_t head_scratch_bytes(const Matrix& head, int rows, int top_rows, int thread
 void head_pass(Team& team, int thread, const Matrix& head, const Activations& x, int top_rows, float* const* keep,
                RowStatistics* out, void* scratch) {
   const Scratch at(scratch, head, x.rows, top_rows, team.size());
-  if (top_rows > 0) std::fill_n(at.top(thread, 0), size_t(top_rows) * TOP, 0);
+  for (int row = 0; row < top_rows; ++row) {
+    std::fill_n(at.top(thread, row), TOP, 0);
+    at.top(thread, row)[-1] = UINT64_MAX;
+  }
 
   const auto account = [&](int tile, int row, float* z) {
-    const int first = tile * TILE, count = std::min(TILE, head.rows - first), vectors = (count + LANES - 1) / LANES;
-    for (int i = count; i < vectors * LANES; ++i) z[i] = -INFINITE;
-    const float m = largest_of(z, vectors);
-    const Sums sums = tile_sums(z, vectors, m);
+    const int first = tile * TILE, count = std::min(TILE, head.rows - first);
+    std::fill(z + count, z + TILE, -INFINITE);
+    const float m = tile_largest(z);
+    const Sums sums = tile_sums(z, m);
     at.largest(tile)[row] = m;
     at.weight(tile)[row] = sums.weight;
     at.expected(tile)[row] = sums.expected;

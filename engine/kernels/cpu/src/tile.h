@@ -39,11 +39,29 @@ inline f32x16 load_some(const float* from, int count, float rest) {
   return v;
 }
 
-// The largest of `vectors` · 16 values, NaN left out; −inf if there is nothing else.
-inline float largest_of(const float* z, int vectors) {
-  f32x16 m = splat(-std::numeric_limits<float>::infinity());
-  for (int i = 0; i < vectors; ++i) m = max(load(z + i * LANES), m);
-  return largest(m);
+// A bit for each lane of `v` above `bound`.
+inline uint32_t lanes_above(f32x16 v, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  __m256 half[2];
+  std::memcpy(half, &v, sizeof v);
+  const auto mask = [&](int i) { return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(half[i], _mm256_set1_ps(bound), _CMP_GT_OQ))); };
+  return mask(0) | mask(1) << 8;
+#else
+  uint32_t found = 0;
+  for (int i = 0; i < LANES; ++i) found |= uint32_t(v[i] > bound) << i;
+  return found;
+#endif
+}
+
+// The largest of a tile's values, NaN left out; −inf if there is nothing else.
+inline float tile_largest(const float* z) {
+  f32x16 m[4];
+  for (f32x16& lanes : m) lanes = splat(-std::numeric_limits<float>::infinity());
+  for (int i = 0; i < TILE; i += 4 * LANES)
+    for (int j = 0; j < 4; ++j) m[j] = max(load(z + i + j * LANES), m[j]);
+  return largest(max(max(m[0], m[1]), max(m[2], m[3])));
 }
 
 // Of softmax's unnormalised weights w = e^(z − largest): Σ w and Σ w · (z − largest).
@@ -51,12 +69,12 @@ struct Sums {
   float weight, expected;
 };
 
-inline Sums tile_sums(const float* z, int vectors, float largest) {
+inline Sums tile_sums(const float* z, float largest) {
   // A tile of nothing but −inf weighs next to nothing against any `largest`.
   const f32x16 from = splat(largest == -std::numeric_limits<float>::infinity() ? 0.f : largest);
   f32x16 weight{}, expected{};
-  for (int i = 0; i < vectors; ++i) {
-    const f32x16 x = floored(load(z + i * LANES) - from);
+  for (int i = 0; i < TILE; i += LANES) {
+    const f32x16 x = floored(load(z + i) - from);
     const f32x16 w = exp_falling(x);
     weight += w;
     expected += w * x;
