@@ -233,6 +233,23 @@ def test_draws(
     assert before - 2e-6 <= point <= cumulative[token] + 2e-6
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+def test_logits_that_say_nothing_still_give_a_token(native: ctypes.CDLL, value: float) -> None:
+    logits = np.full(300, value, np.float32)
+    for top_k, top_p in ((0, 1.0), (5, 1.0), (0, 0.9)):
+        token = draw(native, logits=logits, temperature=0.7, top_k=top_k, top_p=top_p, point=0.5)
+        assert 0 <= token < 300
+
+
+def test_inputs_that_are_not_numbers_give_no_numbers(native: ctypes.CDLL) -> None:
+    head = Head(native, 300)
+    x = head.inputs(2)
+    x[1] = np.nan
+    out, _ = head(x, top_rows=2)
+    assert np.isfinite(out["entropy"][0])
+    assert ((out["ids"] >= 0) & (out["ids"] < 300)).all()
+
+
 @pytest.mark.parametrize("size", [0.01, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize(
     ("top_k", "top_p"), [(0, 1.0), (1, 1.0), (50, 1.0), (40_000, 1.0), (0, 0.9), (0, 0.999), (50, 0.9)]

@@ -58,26 +58,35 @@ Above above(const float* v, int n, float bound) {
   return result;
 }
 
-// Copies what lies in (low, high] to `to`, which may be `from`, and fills the last vector with zeros. Returns the new n.
-int gather(const float* from, int n, float low, float high, float* to) {
+// Weights in which a cut is looked for: n values (n % 16 = 0), filled up with zeros, and the bits of their extremes.
+struct Pool {
+  float* values;
+  int n;
+  int32_t least, most;
+};
+
+// Copies what lies in (low, high] of n weights to `to`, which may be `from`.
+Pool gather(const float* from, int n, float low, float high, float* to) {
+  f32x16 least = splat(INFINITE), most = splat(-1.f);
   int kept = 0;
   for (int i = 0; i < n; i += LANES) {
     const f32x16 w = load(from + i);
+    const i32x16 in = (w > splat(low)) & (w <= splat(high));
+    least = min(in ? w : splat(INFINITE), least);
+    most = max(in ? w : splat(-1.f), most);
 #if defined(__AVX512F__)
-    const __m512 v = (__m512)w;
-    const __mmask16 in = _mm512_cmp_ps_mask(v, _mm512_set1_ps(low), _CMP_GT_OQ) &
-                         _mm512_cmp_ps_mask(v, _mm512_set1_ps(high), _CMP_LE_OQ);
-    store(to + kept, (f32x16)_mm512_maskz_compress_ps(in, v));
-    kept += __builtin_popcount(in);
+    const __mmask16 mask = _mm512_test_epi32_mask((__m512i)in, (__m512i)in);
+    store(to + kept, (f32x16)_mm512_maskz_compress_ps(mask, (__m512)w));
+    kept += __builtin_popcount(mask);
 #else
     for (int j = 0; j < LANES; ++j) {
       to[kept] = w[j];
-      kept += w[j] > low && w[j] <= high;
+      kept -= in[j];
     }
 #endif
   }
   store(to + kept, f32x16{});
-  return (kept + LANES - 1) / LANES * LANES;
+  return {to, (kept + LANES - 1) / LANES * LANES, bits<int32_t>(-largest(-least)), bits<int32_t>(largest(most))};
 }
 
 // The smallest set of the largest weights that reaches a target: everything above `least`, and what `before` leaves room for.
@@ -87,22 +96,25 @@ struct Cut {
 };
 
 // Halves the range of bit patterns in which the cut lies (weights in [0, 1] are ordered as their bits are), and keeps but
-// the weights of that range. `measure` is Above::mass or Above::count. What lies below `floor` is known not to be in the set.
+// the weights of that range. `measure` is Above::mass or Above::count. What lies up to `floor` is known not to be needed.
 template <class Measure>
-Cut find_cut(const float* weights, int n, float* pool, double target, float floor, Measure Above::*measure) {
-  int32_t low = floor > 0 ? bits<int32_t>(floor) : -1, high = bits<int32_t>(1.f);
-  n = gather(weights, n, floor > 0 ? floor : -1.f, 1.f, pool);
+Cut find_cut(const float* weights, int n, float* memory, double target, float floor, Measure Above::*measure) {
+  Pool pool = gather(weights, n, floor, 1.f, memory);
+  int32_t low = pool.least - 1, high = pool.most;
   double before = 0;
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    const double reached = before + double(above(pool, n, bits<float>(middle)).*measure);
+    const double reached = before + double(above(pool.values, pool.n, bits<float>(middle)).*measure);
     if (reached < target) {
       high = middle;
       before = reached;
     } else {
       low = middle;
     }
-    n = gather(pool, n, low < 0 ? -1.f : bits<float>(low), bits<float>(high), pool);
+    pool = gather(pool.values, pool.n, bits<float>(low), bits<float>(high), memory);
+    if (pool.n == 0) break;
+    low = std::max(low, pool.least - 1);
+    high = std::min(high, pool.most);
   }
   return {bits<float>(high), before};
 }
@@ -160,7 +172,7 @@ int sample(const float* logits, int vocabulary, float temperature, int top_k, fl
   double total = fill(weights, logits, vocabulary, largest(m), 1 / std::max(temperature, 1e-30f));
   if (!(total > 0)) return vocabulary - 1;  // nothing but NaN or −inf
   if (top_k > 0 && top_k < vocabulary) {
-    const Cut cut = find_cut(weights, n, pool, top_k, 0, &Above::count);
+    const Cut cut = find_cut(weights, n, pool, top_k, 0.f, &Above::count);
     total = drop(weights, n, cut.least, n);
   }
   if (top_p < 1) {
