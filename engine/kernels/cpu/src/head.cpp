@@ -4,19 +4,19 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "tile.h"
 
 namespace quaver {
 
+using namespace tile;
+
 namespace {
 
-constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr int TILE_PANELS = TILE / PANEL;
 constexpr int ROWS = 16;               // rows of one product: their logits stay in the first cache
-constexpr int STRIDE = TILE + LANES;   // not a power of two: rows would fall on each other in the cache
+constexpr int STRIDE = TILE + 16;      // not a power of two: rows would fall on each other in the cache
 
 // A logit and its token as one number: larger is a larger logit, then a smaller id. 0 is below all of them.
 // NaN counts as −inf, so that every token has a place.
@@ -48,14 +48,14 @@ void insert(uint64_t* top, uint64_t key) {
 
 // Offers a tile of `count` tokens from `first` on. Ids rise from call to call, so a tie with the last place loses.
 void offer(uint64_t* top, const float* z, int first, int count, float largest) {
-  static_assert(TOP % LANES == 0);
+  static_assert(TOP % WIDTH == 0);
   const uint64_t& last = top[TOP - 1];
   int i = 0;
   for (; i < count && !last; ++i) insert(top, key_of(z[i], first + i));
   float bound = value_of(last);
   if (!(largest > bound)) return;
-  for (; i < count; i += LANES) {
-    for (uint32_t found = lanes_above(load(z + i), bound); found; found &= found - 1) {
+  for (; i < count; i += WIDTH) {
+    for (uint32_t found = mask(load(z + i) > bound); found; found &= found - 1) {
       const int place = i + __builtin_ctz(found);
       insert(top, key_of(z[place], first + place));
     }
@@ -69,7 +69,7 @@ class Scratch {
  public:
   Scratch(void* memory, const Matrix& head, int rows, int top_rows, int threads)
       : tiles((head.panels() + TILE_PANELS - 1) / TILE_PANELS),
-        padded((rows + LANES - 1) / LANES * LANES),
+        padded((rows + WIDTH - 1) / WIDTH * WIDTH),
         top_rows_(top_rows),
         sums_(static_cast<float*>(memory)),
         logits_(sums_ + size_t(tiles) * 3 * padded),
@@ -98,23 +98,23 @@ class Scratch {
   uint64_t* const tops_;
 };
 
-// Entropy and lse of rows [row, row + 16) from the tiles' sums.
+// Entropy and lse of rows [row, row + WIDTH) from the tiles' sums.
 void merge_sums(const Scratch& at, int row, int rows, RowStatistics* out) {
-  f32x16 m = splat(-INFINITE);
+  Floats m = all(-INFINITE);
   for (int tile = 0; tile < at.tiles; ++tile) m = max(load(at.largest(tile) + row), m);
-  f32x16 weight{}, expected{}, lost{}, astray{};
+  Floats weight{}, expected{}, lost{}, astray{};
   for (int tile = 0; tile < at.tiles; ++tile) {
-    const f32x16 x = floored(load(at.largest(tile) + row) - m);
-    const f32x16 share = exp_falling(x), w = load(at.weight(tile) + row);
+    const Floats x = floored(load(at.largest(tile) + row) - m);
+    const Floats share = exp_falling(x), w = load(at.weight(tile) + row);
     // Kahan's sums: what the last addition lost is given to the next.
-    const f32x16 dw = share * w - lost, de = share * (load(at.expected(tile) + row) + x * w) - astray;
-    const f32x16 new_weight = weight + dw, new_expected = expected + de;
+    const Floats dw = share * w - lost, de = share * (load(at.expected(tile) + row) + x * w) - astray;
+    const Floats new_weight = weight + dw, new_expected = expected + de;
     lost = (new_weight - weight) - dw;
     astray = (new_expected - expected) - de;
     weight = new_weight;
     expected = new_expected;
   }
-  for (int i = 0; i < LANES && row + i < rows; ++i) {
+  for (int i = 0; i < WIDTH && row + i < rows; ++i) {
     const double log_weight = std::log(double(weight[i]));
     out[row + i].lse = float(double(m[i]) + log_weight);
     out[row + i].entropy = float(log_weight - double(expected[i]) / double(weight[i]));
@@ -167,9 +167,9 @@ void head_pass(Team& team, int thread, const Matrix& head, const Activations& x,
       for (int r = 0; r < rows; ++r) account(tile, row + r, logits + r * STRIDE);
     }
   });
-  const int groups = at.padded / LANES;
+  const int groups = at.padded / WIDTH;
   team.loop(groups + top_rows, [&](int task) {
-    if (task < groups) merge_sums(at, task * LANES, x.rows, out);
+    if (task < groups) merge_sums(at, task * WIDTH, x.rows, out);
     else merge_tops(at, task - groups, team.size(), out[task - groups]);
   });
 }

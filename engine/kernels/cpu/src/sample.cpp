@@ -1,22 +1,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include "head.h"
 #include "tile.h"
 
 namespace quaver {
 
-namespace {
+using namespace tile;
 
-constexpr float INFINITE = std::numeric_limits<float>::infinity();
+namespace {
 
 int whole_tiles(int vocabulary) { return (vocabulary + TILE - 1) / TILE * TILE; }
 
 float tile_sum(const float* v) {
-  f32x16 s{};
-  for (int i = 0; i < TILE; i += LANES) s += load(v + i);
+  Floats s{};
+  for (int i = 0; i < TILE; i += WIDTH) s += load(v + i);
   return sum(s);
 }
 
@@ -24,18 +23,18 @@ float tile_sum(const float* v) {
 double fill(float* weights, const float* logits, int vocabulary, float largest_logit, float scale) {
   double total = 0;
   for (int tile = 0; tile < vocabulary; tile += TILE) {
-    for (int i = tile; i < tile + TILE; i += LANES) {
-      const f32x16 z = i < vocabulary ? load_some(logits + i, vocabulary - i, -INFINITE) : splat(-INFINITE);
-      const f32x16 x = (z - splat(largest_logit)) * splat(scale);
-      const f32x16 w = exp_falling(floored(x));
-      store(weights + i, x < splat(-86.f) ? splat(0.f) : w);
+    for (int i = tile; i < tile + TILE; i += WIDTH) {
+      const Floats z = i < vocabulary ? load(logits + i, vocabulary - i, -INFINITE) : all(-INFINITE);
+      const Floats x = (z - all(largest_logit)) * all(scale);
+      const Floats w = exp_falling(floored(x));
+      store(weights + i, x < all(-86.f) ? all(0.f) : w);
     }
     total += tile_sum(weights + tile);
   }
   return total;
 }
 
-// How many of n values (n % 16 = 0) exceed a bound, and their sum.
+// How many of n values (n % WIDTH = 0) exceed a bound, and their sum.
 struct Above {
   double mass = 0;
   int64_t count = 0;
@@ -44,21 +43,21 @@ struct Above {
 Above above(const float* v, int n, float bound) {
   Above result;
   for (int tile = 0; tile < n; tile += TILE) {
-    f32x16 mass{};
-    i32x16 count{};
-    for (int i = tile; i < std::min(n, tile + TILE); i += LANES) {
-      const f32x16 w = load(v + i);
-      const i32x16 in = w > splat(bound);
-      mass += in ? w : splat(0.f);
+    Floats mass{};
+    Ints count{};
+    for (int i = tile; i < std::min(n, tile + TILE); i += WIDTH) {
+      const Floats w = load(v + i);
+      const Ints in = w > all(bound);
+      mass += in ? w : all(0.f);
       count -= in;
     }
     result.mass += sum(mass);
-    result.count += int64_t(sum(__builtin_convertvector(count, f32x16)));
+    result.count += int64_t(sum(__builtin_convertvector(count, Floats)));
   }
   return result;
 }
 
-// Weights in which a cut is looked for: n values (n % 16 = 0), filled up with zeros, and the bits of their extremes.
+// Weights in which a cut is looked for: n values (n % WIDTH = 0), filled up with zeros, and the bits of their extremes.
 struct Pool {
   float* values;
   int n;
@@ -67,26 +66,26 @@ struct Pool {
 
 // Copies what lies in (low, high] of n weights to `to`, which may be `from`.
 Pool gather(const float* from, int n, float low, float high, float* to) {
-  f32x16 least = splat(INFINITE), most = splat(-1.f);
+  Floats least = all(INFINITE), most = all(-1.f);
   int kept = 0;
-  for (int i = 0; i < n; i += LANES) {
-    const f32x16 w = load(from + i);
-    const i32x16 in = (w > splat(low)) & (w <= splat(high));
-    least = min(in ? w : splat(INFINITE), least);
-    most = max(in ? w : splat(-1.f), most);
+  for (int i = 0; i < n; i += WIDTH) {
+    const Floats w = load(from + i);
+    const Ints in = (w > all(low)) & (w <= all(high));
+    least = min(in ? w : all(INFINITE), least);
+    most = max(in ? w : all(-1.f), most);
 #if defined(__AVX512F__)
-    const __mmask16 mask = _mm512_test_epi32_mask((__m512i)in, (__m512i)in);
-    store(to + kept, (f32x16)_mm512_maskz_compress_ps(mask, (__m512)w));
-    kept += __builtin_popcount(mask);
+    const uint32_t kept_lanes = mask(in);
+    store(to + kept, (Floats)_mm512_maskz_compress_ps(kept_lanes, (__m512)w));
+    kept += __builtin_popcount(kept_lanes);
 #else
-    for (int j = 0; j < LANES; ++j) {
+    for (int j = 0; j < WIDTH; ++j) {
       to[kept] = w[j];
       kept -= in[j];
     }
 #endif
   }
-  store(to + kept, f32x16{});
-  return {to, (kept + LANES - 1) / LANES * LANES, bits<int32_t>(-largest(-least)), bits<int32_t>(largest(most))};
+  store(to + kept, Floats{});
+  return {to, (kept + WIDTH - 1) / WIDTH * WIDTH, bits<int32_t>(-largest(-least)), bits<int32_t>(largest(most))};
 }
 
 // The smallest set of the largest weights that reaches a target: everything above `least`, and what `before` leaves room for.
@@ -123,11 +122,11 @@ Cut find_cut(const float* weights, int n, float* memory, double target, float fl
 double drop(float* weights, int n, float least, double equals) {
   double surplus = -equals, total = 0;
   for (int tile = 0; tile < n; tile += TILE) {
-    f32x16 equal{};
-    for (int i = tile; i < tile + TILE; i += LANES) {
-      const f32x16 w = load(weights + i);
-      store(weights + i, w >= splat(least) ? w : splat(0.f));
-      equal += w == splat(least) ? splat(1.f) : splat(0.f);
+    Floats equal{};
+    for (int i = tile; i < tile + TILE; i += WIDTH) {
+      const Floats w = load(weights + i);
+      store(weights + i, w >= all(least) ? w : all(0.f));
+      equal += w == all(least) ? all(1.f) : all(0.f);
     }
     surplus += sum(equal);
     total += tile_sum(weights + tile);
@@ -162,13 +161,13 @@ int draw(const float* weights, int vocabulary, double target) {
 
 }  // namespace
 
-size_t sample_scratch_bytes(int vocabulary) { return sizeof(float) * (2 * size_t(whole_tiles(vocabulary)) + LANES); }
+size_t sample_scratch_bytes(int vocabulary) { return sizeof(float) * (2 * size_t(whole_tiles(vocabulary)) + WIDTH); }
 
 int sample(const float* logits, int vocabulary, float temperature, int top_k, float top_p, double point, void* scratch) {
   const int n = whole_tiles(vocabulary);
   float *weights = static_cast<float*>(scratch), *pool = weights + n;
-  f32x16 m = splat(-INFINITE);
-  for (int i = 0; i < vocabulary; i += LANES) m = max(load_some(logits + i, vocabulary - i, -INFINITE), m);
+  Floats m = all(-INFINITE);
+  for (int i = 0; i < vocabulary; i += WIDTH) m = max(load(logits + i, vocabulary - i, -INFINITE), m);
   double total = fill(weights, logits, vocabulary, largest(m), 1 / std::max(temperature, 1e-30f));
   if (!(total > 0)) return vocabulary - 1;  // nothing but NaN or −inf
   if (top_k > 0 && top_k < vocabulary) {
@@ -185,27 +184,27 @@ int sample(const float* logits, int vocabulary, float temperature, int top_k, fl
 }
 
 void token_statistics(const float* logits, int vocabulary, int token, float* out) {
-  f32x16 lead = splat(-INFINITE), second = lead;
-  for (int i = 0; i < vocabulary; i += LANES) {
-    const f32x16 z = load_some(logits + i, vocabulary - i, -INFINITE);
+  Floats lead = all(-INFINITE), second = lead;
+  for (int i = 0; i < vocabulary; i += WIDTH) {
+    const Floats z = load(logits + i, vocabulary - i, -INFINITE);
     second = max(min(z, lead), second);
     lead = max(z, lead);
   }
   float best[2] = {-INFINITE, -INFINITE};
-  for (int i = 0; i < LANES; ++i)
+  for (int i = 0; i < WIDTH; ++i)
     for (float value : {lead[i], second[i]}) {
       best[1] = std::max(best[1], std::min(best[0], value));
       best[0] = std::max(best[0], value);
     }
-  const f32x16 top = splat(best[0]), chosen = splat(logits[token]);
+  const Floats top = all(best[0]), chosen = all(logits[token]);
   double total = 0, expected = 0, better = 0;
   for (int tile = 0; tile < vocabulary; tile += TILE) {
-    f32x16 weight{}, mean{}, larger{};
-    for (int i = tile; i < std::min(vocabulary, tile + TILE); i += LANES) {
-      const f32x16 z = load_some(logits + i, vocabulary - i, -INFINITE), x = floored(z - top), w = exp_falling(x);
+    Floats weight{}, mean{}, larger{};
+    for (int i = tile; i < std::min(vocabulary, tile + TILE); i += WIDTH) {
+      const Floats z = load(logits + i, vocabulary - i, -INFINITE), x = floored(z - top), w = exp_falling(x);
       weight += w;
       mean += w * x;
-      larger += z > chosen ? splat(1.f) : splat(0.f);
+      larger += z > chosen ? all(1.f) : all(0.f);
     }
     total += sum(weight);
     expected += sum(mean);
