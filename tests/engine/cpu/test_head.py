@@ -25,9 +25,10 @@ ROW = np.dtype(
 many = settings(max_examples=40, deadline=None)
 
 
-def pointer(array: np.ndarray) -> ctypes.c_void_p:
+def pointer(array: np.ndarray) -> ctypes.Array[ctypes.c_char]:
+    """The array's own memory, which lives as long as the pointer does."""
     assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.ctypes.data)
+    return (ctypes.c_char * array.nbytes).from_buffer(array)
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Head:
 
     def inputs(self, rows: int, size: float = 0.4) -> np.ndarray:
         rng = np.random.default_rng(self.seed + 1)
-        return (size * rng.standard_normal((rows, self.cols))).astype(np.float32)
+        return np.asarray(size * rng.standard_normal((rows, self.cols)), np.float32)
 
     def __call__(
         self, x: np.ndarray, top_rows: int, threads: int = 1, keep: Sequence[bool] | None = None
@@ -144,9 +145,13 @@ def test_equal_logits_stand_in_the_order_of_their_ids(native: ctypes.CDLL) -> No
         assert np.abs(out["entropy"] - np.log(1000)).max() < 1e-6
 
 
-def statistics(native: ctypes.CDLL, logits: np.ndarray, token: int) -> np.ndarray:
-    out = np.empty(5, np.float32)
-    native.quaver_token_statistics(pointer(logits), len(logits), token, pointer(out))
+def statistics(native: ctypes.CDLL, logits: np.ndarray, *tokens: int) -> np.ndarray:
+    """One row for each token, all of the same logits."""
+    rows = np.repeat(logits[None], len(tokens), 0)
+    out = np.empty((len(tokens), 5), np.float32)
+    native.quaver_token_statistics(
+        pointer(rows), len(tokens), len(logits), pointer(np.array(tokens, np.int32)), pointer(out)
+    )
     return out
 
 
@@ -161,7 +166,7 @@ LOGITS = arrays.arrays(
 @given(logits=LOGITS, data=st.data())
 def test_token_statistics(native: ctypes.CDLL, logits: np.ndarray, data: st.DataObject) -> None:
     token = data.draw(st.integers(0, len(logits) - 1))
-    got = statistics(native, logits, token)
+    got = statistics(native, logits, token)[0]
     wanted = reference.token_statistics(torch.from_numpy(logits)[None].double(), torch.tensor([token]))[0]
     wanted[RANK] = (logits > logits[token]).sum() + 1  # the reference ties what is equal after a shift
     np.testing.assert_allclose(got, wanted.numpy(), rtol=2e-6, atol=2e-6)
@@ -170,27 +175,28 @@ def test_token_statistics(native: ctypes.CDLL, logits: np.ndarray, data: st.Data
 def test_token_statistics_of_a_whole_vocabulary(native: ctypes.CDLL) -> None:
     logits = np.random.default_rng(3).normal(0, 3, 49_152).astype(np.float32)
     logits[100:200] = -np.inf
-    for token in (0, 150, int(logits.argmax())):
-        wanted = reference.token_statistics(torch.from_numpy(logits)[None].double(), torch.tensor([token]))
-        np.testing.assert_allclose(statistics(native, logits, token), wanted[0].numpy(), rtol=2e-6)
+    tokens = (0, 150, int(logits.argmax()))
+    wanted = reference.token_statistics(torch.from_numpy(logits).double().repeat(3, 1), torch.tensor(tokens))
+    np.testing.assert_allclose(statistics(native, logits, *tokens), wanted.numpy(), rtol=2e-6)
 
 
-def draw(
-    native: ctypes.CDLL, *, logits: np.ndarray, temperature: float, top_k: int, top_p: float, point: float
-) -> int:
-    native.quaver_sample_scratch_bytes.restype = ctypes.c_size_t
-    scratch = np.empty(native.quaver_sample_scratch_bytes(len(logits)), np.uint8)
-    return int(
-        native.quaver_sample(
-            pointer(logits),
-            len(logits),
-            ctypes.c_float(temperature),
-            top_k,
-            ctypes.c_float(top_p),
-            ctypes.c_double(point),
-            pointer(scratch),
-        )
+def draws(
+    native: ctypes.CDLL, logits: np.ndarray, temperature: float, top_k: int, top_p: float, *points: float
+) -> list[int]:
+    """One token for each point, all of the same logits."""
+    count = len(points)
+    out = np.empty(count, np.int32)
+    native.quaver_sample(
+        pointer(np.repeat(logits[None], count, 0)),
+        count,
+        len(logits),
+        pointer(np.full(count, temperature, np.float32)),
+        pointer(np.full(count, top_k, np.int32)),
+        pointer(np.full(count, top_p, np.float32)),
+        pointer(np.array(points, np.float64)),
+        pointer(out),
     )
+    return out.tolist()
 
 
 def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> tuple[np.ndarray, bool]:
@@ -218,12 +224,12 @@ def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> tu
 )
 @example(logits=np.zeros(600, np.float32), temperature=1, top_k=0, top_p=0.5004, point=0.9999)
 @example(logits=np.zeros(600, np.float32), temperature=1, top_k=7, top_p=1, point=0.9999)
-@example(logits=np.float32([-np.inf, 1, 2]), temperature=1, top_k=0, top_p=1, point=0)
+@example(logits=np.array([-np.inf, 1, 2], np.float32), temperature=1, top_k=0, top_p=1, point=0)
 def test_draws(
     native: ctypes.CDLL, *, logits: np.ndarray, temperature: float, top_k: int, top_p: float, point: float
 ) -> None:
     weights, certain = kept(logits, temperature, top_k, top_p)
-    token = draw(native, logits=logits, temperature=temperature, top_k=top_k, top_p=top_p, point=point)
+    [token] = draws(native, logits, temperature, top_k, top_p, point)
     assert logits[token] > -np.inf
     if not certain:
         return
@@ -237,7 +243,7 @@ def test_draws(
 def test_logits_that_say_nothing_still_give_a_token(native: ctypes.CDLL, value: float) -> None:
     logits = np.full(300, value, np.float32)
     for top_k, top_p in ((0, 1.0), (5, 1.0), (0, 0.9)):
-        token = draw(native, logits=logits, temperature=0.7, top_k=top_k, top_p=top_p, point=0.5)
+        [token] = draws(native, logits, 0.7, top_k, top_p, 0.5)
         assert 0 <= token < 300
 
 
@@ -259,7 +265,12 @@ def test_draws_from_a_whole_vocabulary(native: ctypes.CDLL, size: float, top_k: 
     logits = (size * rng.standard_normal(49_152)).astype(np.float32)
     weights, _ = kept(logits, 0.7, top_k, top_p)
     cumulative = weights.cumsum() / weights.sum()
-    for point in rng.random(50):
-        token = draw(native, logits=logits, temperature=0.7, top_k=top_k, top_p=top_p, point=point)
+    points = rng.random(50)
+    for point, token in zip(points, draws(native, logits, 0.7, top_k, top_p, *points), strict=True):
         before = cumulative[token - 1] if token else 0
         assert before - 2e-5 <= point <= cumulative[token] + 2e-5
+
+
+def test_no_temperature_takes_the_first_of_the_largest(native: ctypes.CDLL) -> None:
+    logits = np.array([0, 3, -1, 3], np.float32)
+    assert draws(native, logits, 0, 2, 0.5, 0.9, 0.1) == [1, 1]

@@ -30,7 +30,7 @@ void head_pass(Team&, int thread, const Matrix& head, const Activations& x, int 
 // Statistics of logits that are there: out like reference.token_statistics [5]: surprisal, confidence, margin, rank, entropy.
 void token_statistics(const float* logits, int vocabulary, int token, float* out);
 
-// Draws as engine/sampler.py defines: temperature > 0, top_k 0 = off, top_p 1 = off, `point` uniform in [0, 1).
+// Draws as reference.draw does: temperature 0 takes the first of the largest, top_k 0 = off, top_p 1 = off, `point` uniform in [0, 1).
 // `scratch`: sample_scratch_bytes(vocabulary), per thread.
 size_t sample_scratch_bytes(int vocabulary);
 int sample(const float* logits, int vocabulary, float temperature, int top_k, float top_p, double point, void* scratch);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "head.h"
 #include "tile.h"
@@ -164,6 +165,7 @@ int draw(const float* weights, int vocabulary, double target) {
 size_t sample_scratch_bytes(int vocabulary) { return sizeof(float) * (2 * size_t(whole_tiles(vocabulary)) + WIDTH); }
 
 int sample(const float* logits, int vocabulary, float temperature, int top_k, float top_p, double point, void* scratch) {
+  if (temperature <= 0) return int(std::max_element(logits, logits + vocabulary) - logits);
   const int n = whole_tiles(vocabulary);
   float *weights = static_cast<float*>(scratch), *pool = weights + n;
   Floats m = all(-INFINITE);
@@ -222,13 +224,18 @@ void token_statistics(const float* logits, int vocabulary, int token, float* out
 
 extern "C" {
 
-void quaver_token_statistics(const float* logits, int vocabulary, int token, float* out) {
-  quaver::token_statistics(logits, vocabulary, token, out);
+// Rows of logits [rows, vocabulary]; `out` [rows, 5].
+void quaver_token_statistics(const float* logits, int rows, int vocabulary, const int32_t* tokens, float* out) {
+  for (int row = 0; row < rows; ++row)
+    quaver::token_statistics(logits + size_t(row) * vocabulary, vocabulary, tokens[row], out + size_t(row) * 5);
 }
 
-size_t quaver_sample_scratch_bytes(int vocabulary) { return quaver::sample_scratch_bytes(vocabulary); }
-
-int quaver_sample(const float* logits, int vocabulary, float temperature, int top_k, float top_p, double point, void* scratch) {
-  return quaver::sample(logits, vocabulary, temperature, top_k, top_p, point, scratch);
+// Rows of logits [rows, vocabulary]; one token each to `out`.
+void quaver_sample(const float* logits, int rows, int vocabulary, const float* temperature, const int32_t* top_k,
+                   const float* top_p, const double* point, int32_t* out) {
+  std::vector<uint8_t> scratch(quaver::sample_scratch_bytes(vocabulary));
+  for (int row = 0; row < rows; ++row)
+    out[row] = quaver::sample(logits + size_t(row) * vocabulary, vocabulary, temperature[row], top_k[row], top_p[row],
+                              point[row], scratch.data());
 }
 }
