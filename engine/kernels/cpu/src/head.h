@@ -20,17 +20,19 @@ struct RowStatistics {
 };
 
 // One pass over the vocabulary for all rows of `x`. Called inside team.run by every thread.
-// `top_rows`: the first that many rows get ids and values (emitting rows); the others, lens rows, need only lse and entropy.
+// `top_rows`: the first that many rows get ids and values (emitting rows); of the others, lens rows, only lse and entropy are written.
+// A row's results depend neither on the other rows nor on the number of threads.
 // `keep` [top_rows] is null or, for each row, null or a [vocabulary] buffer that receives its logits; nothing else is ever written out.
-// `scratch`: head_scratch_bytes(...), shared by the team.
+// `scratch`: head_scratch_bytes(...), 64-byte aligned, shared by the team.
 size_t head_scratch_bytes(const Matrix& head, int rows, int top_rows, int threads);
 void head_pass(Team&, int thread, const Matrix& head, const Activations& x, int top_rows, float* const* keep, RowStatistics* out, void* scratch);
 
 // Statistics of logits that are there: out like reference.token_statistics [5]: surprisal, confidence, margin, rank, entropy.
 void token_statistics(const float* logits, int vocabulary, int token, float* out);
 
-// Draws as engine/sampler.py defines: temperature > 0, top_k 0 = off, top_p 1 = off, `point` uniform in [0, 1).
-// `scratch`: vocabulary · 8 bytes, per thread.
+// Draws as reference.draw does: temperature 0 takes the first of the largest, top_k 0 = off, top_p 1 = off, `point` uniform in [0, 1).
+// `scratch`: sample_scratch_bytes(vocabulary), per thread.
+size_t sample_scratch_bytes(int vocabulary);
 int sample(const float* logits, int vocabulary, float temperature, int top_k, float top_p, double point, void* scratch);
 
 }  // namespace quaver

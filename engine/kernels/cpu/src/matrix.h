@@ -42,29 +42,29 @@ void unpack_row(const Matrix&, int row, float* out);
 // int8 activations with a scale for each block of 32: x ≈ scale · q, |q| ≤ 127.
 struct Activations {
   int rows = 0, cols = 0;
-  int8_t* q = nullptr;      // [rows, cols]
-  float* scale = nullptr;   // [rows, cols / 32]
-  int32_t* total = nullptr; // [rows, cols / 32], sum of q over the block
+  int8_t* q = nullptr;       // [rows, cols]
+  float* scale = nullptr;    // [rows, cols / 32]
+  float* sum = nullptr;      // [rows, cols / 32], scale · Σ q over the block
+  int32_t* start = nullptr;  // [rows, cols / 32], −128 · Σ q over the block: what a dot product with value + 128 starts from
 };
 
 // Bytes that Activations of this size need in one buffer, and the view onto it.
 size_t activation_bytes(int rows, int cols);
 Activations activations_in(void* buffer, int rows, int cols);
 
-// Quantises columns [first, first + count) (multiples of 32) of one row.
+// Quantises columns [first, first + count) (multiples of 32) of one row. A block with NaN or an infinity makes its
+// row's products NaN.
 void quantise(const float* x, int first, int count, const Activations&, int row);
 
 // out[r · stride + n] = Σ W[16 · panel + n, :] · x[row + r, :] for n in [0, 16 · panels), r in [0, rows).
 // A row's results do not depend on `rows`: they are bit-identical in any batch.
 void product(const Matrix&, int panel, int panels, const Activations&, int row, int rows, float* out, int64_t stride);
 
-// The same with bf16 activations [rows, cols] (row stride = cols), for many rows. Only where `has_wide_product()`.
-// `scratch` is wide_scratch_bytes(matrix, panels), private to the calling thread, 64-byte aligned.
+// The same with bf16 activations [rows, cols] (row stride = cols), for many rows; weights are rounded to bf16.
+// Only where `has_wide_product()`. `scratch` is wide_scratch_bytes(matrix, panels), private to the calling thread,
+// 64-byte aligned. Both products load the tile configuration they need and release it before they return.
 bool has_wide_product();
 size_t wide_scratch_bytes(const Matrix&, int panels);
 void wide_product(const Matrix&, int panel, int panels, const uint16_t* x, int rows, float* out, int64_t stride, void* scratch);
-// To be called once by each thread before its first wide product in a computation, and after its last.
-void wide_begin();
-void wide_end();
 
 }  // namespace quaver

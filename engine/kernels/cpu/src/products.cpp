@@ -1,0 +1,67 @@
+// Integer products: weights of 4 or 8 bits with int8 activations.
+#include "lanes.h"
+#include "matrix.h"
+
+namespace quaver {
+namespace {
+
+constexpr int CHUNK = 128;  // rows whose activations stay in the second cache while panels pass
+
+// WIDTH rows of a panel, from `part`, with ROWS rows of activations. The order of the sums depends on nothing else.
+template <int BITS, int ROWS>
+void lanes_product(const uint8_t* part, int scales, int blocks, const Activations& x, int row, float* out, int64_t stride) {
+  constexpr int BLOCK_BYTES = BITS == 8 ? 512 + 32 : 256 + 64;
+  const int8_t* q = x.q + size_t(row) * x.cols;
+  const size_t at = size_t(row) * blocks;
+  Floats total[ROWS] = {};
+  for (int b = 0; b < blocks; ++b, part += BLOCK_BYTES) {
+    const Weights<BITS> weights(part);
+    const Floats scale = halves(part + scales);
+    const Floats least = halves(part + scales + (BITS == 4 ? 32 : 0));
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+      const size_t i = at + size_t(r) * blocks + b;
+      const Ints dot = weights.dot(q + size_t(r) * x.cols + b * BLOCK, x.start[i]);
+      total[r] += __builtin_convertvector(dot, Floats) * (scale * x.scale[i]);
+      if (BITS == 4) total[r] += least * x.sum[i];
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) std::memcpy(out + r * stride, &total[r], sizeof total[r]);
+}
+
+template <int BITS, int ROWS = ROWS_AT_ONCE>
+void panel_product(const uint8_t* panel, int blocks, const Activations& x, int row, int rows, float* out, int64_t stride) {
+  for (; rows >= ROWS; rows -= ROWS, row += ROWS, out += ROWS * stride) {
+    for (int lane = 0; lane < PANEL; lane += WIDTH) {
+      lanes_product<BITS, ROWS>(panel + 4 * lane, 64 * BITS - 2 * lane, blocks, x, row, out + lane, stride);
+    }
+  }
+  if constexpr (ROWS > 1) {
+    if (rows) panel_product<BITS, ROWS / 2>(panel, blocks, x, row, rows, out, stride);
+  }
+}
+
+}  // namespace
+
+void product(const Matrix& m, int panel, int panels, const Activations& x, int row, int rows, float* out, int64_t stride) {
+  const auto pass = m.bits == 8 ? panel_product<8> : panel_product<4>;
+  for (int done = 0; done < rows; done += CHUNK) {
+    const int now = rows - done < CHUNK ? rows - done : CHUNK;
+    const uint8_t* data = m.data + m.panel_bytes() * panel;
+    for (int p = 0; p < panels; ++p, data += m.panel_bytes()) {
+      pass(data, m.blocks(), x, row + done, now, out + done * stride + p * PANEL, stride);
+    }
+  }
+}
+
+}  // namespace quaver
+
+extern "C" {
+
+// `buffer` holds activations as quaver_quantise left them for [count, cols].
+void quaver_product(const quaver::Matrix* matrix, int panel, int panels, void* buffer, int count, int row, int rows,
+                    float* out, int64_t stride) {
+  const quaver::Activations x = quaver::activations_in(buffer, count, matrix->cols);
+  quaver::product(*matrix, panel, panels, x, row, rows, out, stride);
+}
+}
