@@ -2,8 +2,6 @@
 
 #include <type_traits>
 
-#include "matrix.h"
-
 namespace quaver {
 namespace {
 
@@ -134,16 +132,14 @@ size_t quaver_prefill_scratch_bytes(const quaver::Heads* heads, int context) {
   return quaver::prefill_scratch_bytes(*heads, context);
 }
 
-// Unlike the C++ function it computes all groups and blocks, and calls wide_begin and wide_end itself.
+// Unlike the C++ function it computes all groups and blocks.
 void quaver_prefill_attention(const float* qkv, int64_t qkv_stride, const quaver::Heads* heads, const quaver::Pages* pages,
                               const int32_t* table, int start, int count, void* layout, float* out, int64_t out_stride,
                               void* scratch) {
-  quaver::wide_begin();
   for (int group = 0; group < heads->groups; ++group) {
     quaver::prefill_prepare(*heads, *pages, table, start + count, group, layout);
     for (int block = 0; block * quaver::QUERIES < count; ++block)
       quaver::prefill_attention(qkv, qkv_stride, *heads, *pages, table, start, count, group, block, layout, out, out_stride, scratch);
   }
-  quaver::wide_end();
 }
 }
