@@ -11,108 +11,177 @@ namespace {
 // Floats that one head of a part leaves: largest score, Σ exp(score − largest), 14 unused, then Σ exp(…) · value [width].
 constexpr int FOUND = LANES;
 
-constexpr int KEYS = 4;  // keys whose scores are computed together
+// The widest vectors that are one register; N lanes.
+#if defined(__AVX512F__)
+typedef f32x16 Lanes;
+#elif defined(__AVX2__)
+typedef float Lanes __attribute__((vector_size(32)));
+#else
+typedef float Lanes __attribute__((vector_size(16)));
+#endif
+constexpr int N = sizeof(Lanes) / sizeof(float);
 
-// Reads keys and values of one sequence and group, row after row.
-struct Rows {
-  const Pages& pages;
-  const int32_t* table;
-  int group;
+inline Lanes load_lanes(const float* from) {
+  Lanes v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
 
-  int64_t stride() const { return int64_t(pages.groups) * pages.width; }
+inline Lanes load_lanes(const uint16_t* bf16) {
+  typedef uint16_t Halves __attribute__((vector_size(2 * N)));
+  typedef uint32_t Words __attribute__((vector_size(4 * N)));
+  Halves v;
+  std::memcpy(&v, bf16, sizeof v);
+  return bits<Lanes>(__builtin_convertvector(v, Words) << 16);
+}
 
-  // The place of position `at`; those up to the end of its page follow at `stride`.
-  int64_t place(int at) const {
-    return ((int64_t(table[at / pages.page_size]) * pages.page_size + at % pages.page_size) * pages.groups + group) * pages.width;
+// Lane i of the result is the sum of v[i].
+inline f32x16 sums(Lanes (&v)[LANES]) {
+#if defined(__AVX512F__)
+  // Of two vectors, folds the halves, quarters … of each onto one another and keeps both results in one.
+#define FOLD(STEP, ...)                                                      \
+  for (int i = 0; i < STEP; ++i) {                                           \
+    const f32x16 a = v[i], b = v[i + STEP];                                  \
+    const i32x16 from_b = (lane & STEP) != 0;                                \
+    v[i] = (from_b ? b : a) + __builtin_shufflevector(a, b, __VA_ARGS__);    \
   }
+  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  FOLD(8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+  FOLD(4, 4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27)
+  FOLD(2, 2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29)
+  FOLD(1, 1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30)
+#undef FOLD
+  return v[0];
+#else
+  f32x16 all;
+  for (int i = 0; i < LANES; ++i) {
+    float total = 0;
+    for (int j = 0; j < N / 2; ++j) total += v[i][j] + v[i][j + N / 2];
+    all[i] = total;
+  }
+  return all;
+#endif
+}
 
-  int run(int at, int end) const { return std::min(end - at, pages.page_size - at % pages.page_size); }
-};
+// A vector of scores holds those of HEADS heads for KEYS keys: lane head · KEYS + key.
+template <int HEADS>
+constexpr int KEYS = HEADS == 1 ? 16 : HEADS == 2 ? 8 : 4;
 
-// scores[head][i] (+)= q[head] · key[i] over 16 · VECTORS columns.
-template <int HEADS, int VECTORS>
-void add_scores(const float* q, int width, const uint16_t* keys, int64_t stride, int count, bool add, float* scores) {
-  f32x16 query[HEADS][VECTORS];
+constexpr int AHEAD = 16;  // rows that are fetched before their turn
+
+inline void fetch(const uint16_t* row, int columns) {
+  for (int c = 0; c < columns; c += 32) __builtin_prefetch(row + c);
+}
+
+// scores[i / KEYS] (+)= q[head] · key[i] over COLUMNS columns.
+template <int HEADS, int COLUMNS>
+void add_scores(const float* q, int width, const uint16_t* keys, const int64_t* place, int count, bool add, float* scores) {
+  constexpr int BATCH = KEYS<HEADS>, VECTORS = COLUMNS / N;
+  Lanes query[HEADS][VECTORS];
   for (int h = 0; h < HEADS; ++h)
-    for (int v = 0; v < VECTORS; ++v) query[h][v] = load(q + h * width + v * LANES);
-  for (int i = 0; i < count; ++i, keys += stride) {
-    f32x16 product[HEADS];
-    for (int h = 0; h < HEADS; ++h) product[h] = splat(0.f);
-    for (int v = 0; v < VECTORS; ++v) {
-      const f32x16 key = load_bf16(keys + v * LANES);
-      for (int h = 0; h < HEADS; ++h) product[h] += query[h][v] * key;
+    for (int v = 0; v < VECTORS; ++v) query[h][v] = load_lanes(q + h * width + v * N);
+  for (int i = 0; i < count; i += BATCH, scores += LANES) {
+    Lanes product[LANES] = {};
+#pragma GCC unroll 16
+    for (int k = 0; k < BATCH; ++k) {
+      const uint16_t* const row = keys + place[i + k];
+      fetch(keys + place[i + k + AHEAD], COLUMNS);
+      for (int v = 0; v < VECTORS; ++v) {
+        const Lanes key = load_lanes(row + v * N);
+        for (int h = 0; h < HEADS; ++h) product[h * BATCH + k] += query[h][v] * key;
+      }
     }
-    for (int h = 0; h < HEADS; ++h) {
-      float& score = scores[h * PART + i];
-      score = sum(product[h]) + (add ? score : 0.f);
-    }
+    const f32x16 total = sums(product);
+    store(scores, add ? load(scores) + total : total);
   }
 }
 
-// out[head] += Σ weights[head][i] · value[i] over 16 · VECTORS columns.
-template <int HEADS, int VECTORS>
-void add_values(const float* weights, const uint16_t* values, int64_t stride, int count, float* out, int64_t out_stride) {
-  f32x16 total[HEADS][VECTORS];
-  for (int h = 0; h < HEADS; ++h)
-    for (int v = 0; v < VECTORS; ++v) total[h][v] = load(out + h * out_stride + v * LANES);
-  for (int i = 0; i < count; ++i, values += stride)
+// out[head] = Σ weights[head][i] · value[i] over COLUMNS columns; `weights` are laid out as scores.
+template <int HEADS, int COLUMNS>
+void blend_values(const float* weights, const uint16_t* values, const int64_t* place, int count, float* out, int64_t out_stride) {
+  constexpr int BATCH = KEYS<HEADS>, VECTORS = COLUMNS / N;
+  Lanes total[HEADS][VECTORS] = {};
+  const auto add = [&](int i, int k) {
+    const uint16_t* const row = values + place[i + k];
+    fetch(values + place[i + k + AHEAD], COLUMNS);
     for (int v = 0; v < VECTORS; ++v) {
-      const f32x16 value = load_bf16(values + v * LANES);
-      for (int h = 0; h < HEADS; ++h) total[h][v] += splat(weights[h * PART + i]) * value;
+      const Lanes value = load_lanes(row + v * N);
+      for (int h = 0; h < HEADS; ++h) total[h][v] += value * weights[h * BATCH + k];
     }
+  };
+  int i = 0;
+  for (; i + BATCH <= count; i += BATCH, weights += LANES)
+    for (int k = 0; k < BATCH; ++k) add(i, k);
+  for (int k = 0; k < count - i; ++k) add(i, k);
   for (int h = 0; h < HEADS; ++h)
-    for (int v = 0; v < VECTORS; ++v) store(out + h * out_stride + v * LANES, total[h][v]);
+    for (int v = 0; v < VECTORS; ++v) std::memcpy(out + h * out_stride + v * N, &total[h][v], sizeof(Lanes));
 }
 
 // Calls step(columns, from) with 64, 32 and 16 columns until the width is covered.
 template <class Step>
 void over_width(int width, const Step& step) {
   int at = 0;
-  for (; width - at >= 64; at += 64) step(std::integral_constant<int, 4>{}, at);
-  for (; width - at >= 32; at += 32) step(std::integral_constant<int, 2>{}, at);
-  for (; width - at >= 16; at += 16) step(std::integral_constant<int, 1>{}, at);
+  for (; width - at >= 64; at += 64) step(std::integral_constant<int, 64>{}, at);
+  for (; width - at >= 32; at += 32) step(std::integral_constant<int, 32>{}, at);
+  for (; width - at >= 16; at += 16) step(std::integral_constant<int, 16>{}, at);
 }
 
-// One part of the context, positions [from, to), for HEADS heads of a group whose scaled queries are `q` [HEADS, width].
+// What one part of the context, `count` positions, needs besides the pages.
+struct Part {
+  int count;
+  int64_t place[PART + LANES + AHEAD];  // where a position's row begins; past the end, the last one's again
+  alignas(64) float scores[4 * PART + LANES];
+
+  Part(const Pages& pages, const int32_t* table, int group, int from, int to) : count(to - from) {
+    const int64_t step = int64_t(pages.groups) * pages.width;
+    for (int i = 0; i < count;) {
+      const int at = from + i, offset = at % pages.page_size, run = std::min(count - i, pages.page_size - offset);
+      int64_t row = (int64_t(table[at / pages.page_size]) * pages.page_size + offset) * step + int64_t(group) * pages.width;
+      for (const int end = i + run; i < end; ++i, row += step) place[i] = row;
+    }
+    std::fill(place + count, place + count + LANES + AHEAD, place[count - 1]);
+  }
+};
+
+// HEADS heads of a group, whose scaled queries are `q` [HEADS, width], over one part. `weights`, if wanted, gets
+// exp(score − largest), as yet without the divisor.
 template <int HEADS>
-void attend(const float* q, const Rows& rows, int from, int to, float* scores, float* found, float* weights, int64_t stride) {
-  const int width = rows.pages.width, count = to - from;
+void attend(const float* q, const Pages& pages, Part& part, float* found, float* weights, int64_t stride) {
+  constexpr int BATCH = KEYS<HEADS>;
+  const int width = pages.width, count = part.count, vectors = (count + BATCH - 1) / BATCH;
   const int64_t found_stride = FOUND + width;
-  for (int at = from; at < to;) {
-    const int run = rows.run(at, to);
-    const uint16_t* keys = rows.pages.keys + rows.place(at);
-    over_width(width, [&](auto vectors, int column) {
-      add_scores<HEADS, vectors>(q + column, width, keys + column, rows.stride(), run, column > 0, scores + at - from);
-    });
-    at += run;
+  float* const scores = part.scores;
+  over_width(width, [&](auto columns, int c) {
+    add_scores<HEADS, columns>(q + c, width, pages.keys + c, part.place, count, c > 0, scores);
+  });
+  float* const last = scores + (vectors - 1) * LANES;
+  for (int k = count - (vectors - 1) * BATCH; k < BATCH; ++k)
+    for (int h = 0; h < HEADS; ++h) last[h * BATCH + k] = -std::numeric_limits<float>::infinity();
+
+  f32x16 most = load(scores), total = splat(0.f);
+  for (int i = 1; i < vectors; ++i) most = max(most, load(scores + i * LANES));
+  float peak[LANES] = {};  // of each lane's head
+  for (int h = 0; h < HEADS; ++h) {
+    float largest = most[h * BATCH];
+    for (int k = 1; k < BATCH; ++k) largest = std::max(largest, most[h * BATCH + k]);
+    std::fill(peak + h * BATCH, peak + (h + 1) * BATCH, largest);
+  }
+  for (int i = 0; i < vectors; ++i) {
+    const f32x16 e = exp(load(scores + i * LANES) - load(peak));
+    store(scores + i * LANES, e);
+    total += e;
   }
   for (int h = 0; h < HEADS; ++h) {
-    float* score = scores + h * PART;
-    const int padded = (count + LANES - 1) / LANES * LANES;
-    std::fill(score + count, score + padded, -std::numeric_limits<float>::infinity());
-    f32x16 most = load(score);
-    for (int i = LANES; i < padded; i += LANES) most = max(most, load(score + i));
-    const float peak = largest(most);
-    f32x16 total = splat(0.f);
-    for (int i = 0; i < padded; i += LANES) {
-      const f32x16 e = exp(load(score + i) - splat(peak));
-      store(score + i, e);
-      total += e;
-    }
-    float* mine = found + h * found_stride;
-    std::fill(mine, mine + found_stride, 0.f);
-    mine[0] = peak;
-    mine[1] = sum(total);
-    if (weights) std::copy(score, score + count, weights + h * stride + from);
+    float* const mine = found + h * found_stride;
+    mine[0] = peak[h * BATCH];
+    mine[1] = 0;
+    for (int k = 0; k < BATCH; ++k) mine[1] += total[h * BATCH + k];
+    if (!weights) continue;
+    for (int i = 0; i < count; ++i) weights[h * stride + i] = scores[i / BATCH * LANES + h * BATCH + i % BATCH];
   }
-  for (int at = from; at < to;) {
-    const int run = rows.run(at, to);
-    const uint16_t* values = rows.pages.values + rows.place(at);
-    over_width(width, [&](auto vectors, int column) {
-      add_values<HEADS, vectors>(scores + at - from, values + column, rows.stride(), run, found + FOUND + column, found_stride);
-    });
-    at += run;
-  }
+  over_width(width, [&](auto columns, int c) {
+    blend_values<HEADS, columns>(scores, pages.values + c, part.place, count, found + FOUND + c, found_stride);
+  });
 }
 
 int first_seen(const Heads& heads, int position) {
@@ -126,7 +195,7 @@ int decode_parts(int position) { return position / PART + 1; }
 size_t decode_part_floats(const Heads& heads) { return size_t(heads.heads / heads.groups) * (FOUND + heads.width); }
 
 size_t decode_part_scratch_bytes(const Heads& heads) {
-  return sizeof(float) * (4 * PART + size_t(heads.heads / heads.groups) * heads.width);
+  return sizeof(float) * size_t(heads.heads / heads.groups) * heads.width;
 }
 
 size_t decode_scratch_bytes(const Heads& heads, int context) {
@@ -139,14 +208,13 @@ void decode_attention_part(const float* q, const Heads& heads, const Pages& page
   const int from = std::max(part * PART, first_seen(heads, position)), to = std::min((part + 1) * PART, position + 1);
   float* found = parts + part * decode_part_floats(heads);
   if (from >= to) return;  // wholly outside the window; the merge passes it over
-  float* const scores = static_cast<float*>(scratch);
-  float* const scaled = scores + 4 * PART;
+  float* const scaled = static_cast<float*>(scratch);
   const float scale = 1.f / std::sqrt(float(width));
   for (int i = 0; i < share * width; i += LANES) store(scaled + i, load(q + int64_t(group) * share * width + i) * splat(scale));
-  const Rows rows{pages, table, group};
+  Part mine(pages, table, group, from, to);
   const auto attend_heads = [&](auto count, int h) {
-    attend<count>(scaled + h * width, rows, from, to, scores, found + h * (FOUND + width),
-                  weights ? weights + (int64_t(group) * share + h) * stride : nullptr, stride);
+    attend<count>(scaled + h * width, pages, mine, found + h * (FOUND + width),
+                  weights ? weights + (int64_t(group) * share + h) * stride + from : nullptr, stride);
   };
   int h = 0;
   for (; share - h >= 4; h += 4) attend_heads(std::integral_constant<int, 4>{}, h);

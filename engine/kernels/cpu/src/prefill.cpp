@@ -2,8 +2,6 @@
 
 #include <type_traits>
 
-#include "matrix.h"
-
 namespace quaver {
 namespace {
 

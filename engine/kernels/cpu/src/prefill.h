@@ -64,7 +64,7 @@ inline int64_t row_of(const Pages& pages, const int32_t* table, int at, int grou
   return (slot * pages.groups + group) * pages.width;
 }
 
-// Prefill by matrix tiles; needs wide_begin() on the thread. The same contract as in attention.h.
+// Prefill by matrix tiles. The same contract as in attention.h.
 bool tiles_fit(const Heads&);
 size_t tiles_layout_bytes(const Heads&, int context);
 void tiles_prepare(const Heads&, const Pages&, const int32_t* table, int context, int group, void* layout);

@@ -1,4 +1,3 @@
-#include "amx.h"
 #include "matrix.h"
 #include "prefill.h"
 
@@ -26,6 +25,21 @@ struct Scratch {
 
   Scratch(void* at, int width)
       : q(static_cast<uint16_t*>(at)), result(reinterpret_cast<float*>(q + QUERIES * width)), scores(result + QUERIES * 32) {}
+};
+
+// Makes all eight tiles whole; released at the end.
+struct Tiles {
+  struct alignas(64) Config {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+
+  Tiles() {
+    asm volatile("" ::"m"(config));
+    _tile_loadconfig(&config);
+  }
+  ~Tiles() { _tile_release(); }
 };
 
 // The compiler does not know that a tile load reads memory: what was stored must be there before.
@@ -128,7 +142,7 @@ void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, i
   const uint16_t* const values = keys + int64_t(padded(start + count)) * width;
   const Scratch mine(scratch, width);
   const float scale = 1.f / std::sqrt(float(width));
-  configure_tiles(TILE_ROWS, TILE_ROWS);
+  const Tiles tiles;
   for (int head = group * share; head < (group + 1) * share; ++head) {
     for (int r = 0; r < QUERIES; ++r)
       for (int c = 0; c < width; c += LANES)
@@ -154,7 +168,6 @@ void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, i
       }
     }
   }
-  _tile_release();
 }
 
 #else
