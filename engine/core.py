@@ -13,7 +13,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from engine import kernels, sampler
+from engine import sampler
 from engine.batching import batch_of
 from engine.budget import Budget, Grant, Row
 from engine.emitted import Emitted, columns
@@ -27,8 +27,7 @@ from engine.messages import (
     StepOutput,
     Submit,
 )
-from engine.models.llama import Llama
-from engine.models.step import Floats, Ints, Output
+from engine.models.step import Floats, Ints, Model, Output
 from engine.scheduler import Chunk, Sequence, plan
 from engine.settings import EngineSettings
 from engine.signals import Aggregates, head_sums, token_signals
@@ -51,7 +50,7 @@ class Engine:
     the pages for its longest answer, a waiting one owns none.
     """
 
-    def __init__(self, model: Llama, settings: EngineSettings, hook: ModelHook | None = None) -> None:
+    def __init__(self, model: Model, settings: EngineSettings, hook: ModelHook | None = None) -> None:
         config = model.config
         self.model = model
         self.settings = settings
@@ -87,7 +86,7 @@ class Engine:
             model=config.name,
             quantization=config.quantization,
             dtype=str(self.model.dtype).removeprefix("torch."),
-            backend=self.settings.backend,
+            backend=self.model.name,
             layers=config.layers,
             heads=config.heads,
             vocab=config.vocab,
@@ -361,15 +360,8 @@ class Engine:
 def load_engine(settings: EngineSettings, hook: ModelHook | None = None) -> Engine:
     """Resolve and load the model that `settings` name and build an engine around it."""
     from engine.models import store  # noqa: PLC0415 (reads files; not needed to type-check callers)
+    from engine.models.backend import model_of  # noqa: PLC0415
     from engine.models.loader import load  # noqa: PLC0415
 
     loaded = load(store.resolve(settings.model, settings.model_cache))
-    model = Llama(loaded.config, loaded.weights, _dtype(settings), kernels.load(settings.backend))
-    return Engine(model, settings, hook)
-
-
-def _dtype(settings: EngineSettings) -> torch.dtype:
-    if settings.dtype == "auto":
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if native else torch.float32
-    return torch.float32 if settings.dtype == "float32" else torch.bfloat16
+    return Engine(model_of(loaded, settings), settings, hook)

@@ -22,9 +22,24 @@ class EngineSettings(BaseSettings):
     )
     model_cache: Path = Field(Path("~/.cache/quaver/models"), description="where pulled models live")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 where the CPU multiplies it natively, else float32"
+        "auto", description="of the reference kernels; auto: bfloat16 where the CPU multiplies it natively"
     )
-    backend: Literal["reference"] = Field("reference", description="kernel backend")
+    backend: Literal["auto", "cpu", "reference"] = Field(
+        "auto", description="kernels; auto: the native CPU ones where they can be compiled, else reference"
+    )
+    cpu_isa: Literal["auto", "amx", "avx512", "avx2", "dotprod", "base"] = Field(
+        "auto", description="instruction set of the native kernels; auto: the fastest that this CPU has"
+    )
+    kernel_cache: Path = Field(Path("~/.cache/quaver/kernels"), description="where compiled kernels live")
+    weight_bits: Literal["auto", "4", "8"] = Field(
+        "auto", description="bits of a weight in the native kernels; auto: as the file stores them"
+    )
+    compensation: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the activations' rounding that decoding takes back, for twice the products",
+    )
     threads: int = Field(0, ge=0, description="compute threads of the model process; 0: all cores")
     max_context: int = Field(8192, ge=16, description="longest prompt + answer, in tokens")
     kv_tokens: int = Field(32768, ge=256, description="size of the KV pool, in tokens")

@@ -79,6 +79,7 @@ class Llama:
         self, config: ModelConfig, weights: Mapping[str, StoredWeight], dtype: torch.dtype, ops: ModuleType
     ) -> None:
         self.config = config
+        self.name = ops.__name__.rpartition(".")[2]
         self.dtype = dtype
         self.ops = ops
         embedding = weights["model.embed_tokens.weight"].tensor()

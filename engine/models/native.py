@@ -58,11 +58,13 @@ class NativeLlama:
         weights: Mapping[str, StoredWeight],
         kernels: ctypes.CDLL,
         *,
+        name: str,
         bits: int,
         threads: int,
         positions: int,
         compensation: float = 0.0,
     ) -> None:
+        self.name = name
         self.config = config
         self.dtype = torch.bfloat16
         self.ops = NativeOps(kernels, self)

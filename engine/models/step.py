@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.models.config import ModelConfig
+
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from engine.kv.pages import PagePool
 
 #: The largest logits that an `Output` lists for each row.
 TOP = 32
@@ -70,6 +75,36 @@ class Output:
     kept: list[int]
     logits: Tensor  # fp32 [kept, vocab]
     detail: LayerDetail | None
+
+
+class Ops(Protocol):
+    """What is asked of rows whose logits were kept; `engine.kernels.reference` is the specification."""
+
+    def draw(
+        self,
+        logits: Tensor,
+        temperature: list[float],
+        top_k: list[int],
+        top_p: list[float],
+        points: list[float],
+    ) -> list[int]: ...
+
+    def token_statistics(self, logits: Tensor, tokens: Tensor) -> Tensor: ...
+
+
+class Model(Protocol):
+    """Weights that can compute steps. `dtype` is that of the KV pages it reads and writes."""
+
+    name: str  # of the backend
+    config: ModelConfig
+    dtype: torch.dtype
+
+    @property
+    def ops(self) -> Ops: ...
+
+    def step(self, batch: Batch, pool: PagePool, keep: list[int]) -> Output:
+        """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
+        ...
 
 
 def output_of(logits: Tensor, entropy: Tensor, kept: list[int], detail: LayerDetail | None) -> Output:

@@ -1,0 +1,86 @@
+"""Which implementation runs a model: native CPU kernels where they can be had, else plain PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from engine import kernels
+from engine.kernels.cpu import build, library
+from engine.models.llama import Llama
+from engine.models.loader import LoadedModel
+from engine.models.native import NativeLlama, fits
+from engine.models.step import Model
+from engine.settings import EngineSettings
+
+log = logging.getLogger("quaver.model")
+
+_FOUR_BITS = ("Q4_0", "Q4_1")
+
+
+def model_of(loaded: LoadedModel, settings: EngineSettings) -> Model:
+    """Return `loaded` on the backend that `settings` name, ready to step.
+
+    With `auto`, the native kernels where they can be had, else the reference with one warning. Raises
+    `build.BuildError` when they are asked for by name and cannot be had.
+    """
+    if settings.backend == "cpu" or (settings.backend == "auto" and settings.dtype != "float32"):
+        try:
+            return _native(loaded, settings)
+        except build.BuildError as error:
+            if settings.backend == "cpu":
+                raise
+            log.warning("native kernels are not available, decoding will be several times slower: %s", error)
+    name = "reference" if settings.backend == "auto" else settings.backend
+    return Llama(
+        loaded.config,
+        loaded.weights,
+        _dtype(settings),
+        kernels.load(name),
+    )
+
+
+def _native(loaded: LoadedModel, settings: EngineSettings) -> NativeLlama:
+    config = loaded.config
+    if not fits(config):
+        raise build.BuildError(
+            f"{config.name} has sizes they do not take: rows must be multiples of 32, heads of 16"
+        )
+    isa = _instruction_set(settings)
+    threads = settings.threads or os.cpu_count() or 1
+    return NativeLlama(
+        config,
+        loaded.weights,
+        library.open_library(isa, settings.kernel_cache),
+        name=f"cpu-{isa}",
+        bits=_bits(loaded, settings),
+        threads=threads,
+        positions=min(settings.max_context, config.max_context),
+        compensation=settings.compensation,
+    )
+
+
+def _instruction_set(settings: EngineSettings) -> str:
+    there = build.instruction_sets()
+    if settings.cpu_isa == "auto":
+        return there[0]
+    if settings.cpu_isa not in there:
+        raise build.BuildError(f"this CPU has no {settings.cpu_isa}; it has: {', '.join(there)}")
+    return settings.cpu_isa
+
+
+def _bits(loaded: LoadedModel, settings: EngineSettings) -> int:
+    """Bits of a weight: as asked, or as most of the matrices are stored."""
+    if settings.weight_bits != "auto":
+        return int(settings.weight_bits)
+    kinds = [weight.kind for name, weight in loaded.weights.items() if name.endswith("_proj.weight")]
+    return 4 if 2 * sum(kind in _FOUR_BITS for kind in kinds) > len(kinds) else 8
+
+
+def _dtype(settings: EngineSettings) -> torch.dtype:
+    if settings.dtype == "auto":
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if native else torch.float32
+    return torch.float32 if settings.dtype == "float32" else torch.bfloat16
