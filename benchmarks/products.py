@@ -4,13 +4,14 @@
 
 Each shape has as many matrices as SmolLM2-135M has layers, so a pass streams the model's weights as a
 decode step does. The reading limit is libc's memchr over as many bytes; the multiplying limit is
-the best that this machine did with the instruction of the product (--peak, GMAC/s of one core).
+what the product's instruction does at best (--peak, GMAC/s of one core).
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def read_rate(size: int, threads: int) -> float:
 def shares(panels: int, threads: int) -> list[tuple[int, int]]:
     """Cut the panels into one range (first, count) for each thread."""
     edges = [panels * i // threads for i in range(threads + 1)]
-    return [(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    return [(a, b - a) for a, b in itertools.pairwise(edges)]
 
 
 def product_time(weights: list[packed.Packed], rows: int, threads: int, *, wide: bool) -> float:
@@ -130,7 +131,8 @@ def main() -> None:
 
     library = open_library(options.isa, CACHE)
     print(
-        f"{options.isa}; shape bits rows threads: milliseconds, GB/s (share of reading), GMAC/s (share of --peak)"
+        f"{options.isa}; shape bits rows threads: milliseconds, "
+        "GB/s (share of reading), GMAC/s (share of --peak)"
     )
     limits: dict[tuple[int, int], float] = {}
     for bits in options.bits:
@@ -147,7 +149,8 @@ def main() -> None:
                         macs = count * outputs * inputs * rows / seconds
                         peak = f" ({macs / 1e9 / threads / options.peak:3.0%})" if options.peak else ""
                         print(
-                            f"{name:8} {bits} {rows:4} {threads} {'bf16' if wide else 'int8'}: {seconds * 1e3:8.3f} ms "
+                            f"{name:8} {bits} {rows:4} {threads} {'bf16' if wide else 'int8'}: "
+                            f"{seconds * 1e3:8.3f} ms "
                             f"{size / seconds / 1e9:6.1f} GB/s ({size / seconds / limits[key]:3.0%}) "
                             f"{macs / 1e9:7.1f} GMAC/s{peak}",
                             flush=True,

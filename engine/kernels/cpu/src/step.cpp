@@ -101,7 +101,7 @@ class Step {
   const Outputs& out;  // heads and kept logits are written as they come, the rest by `report`
   Team& team;
   const Heads heads;
-  const bool wide, compensated, tiles;
+  const bool wide, compensated;
   const int qkv_cols, attended_cols;
   float *x, *qkv, *attended;
   uint8_t *input, *hidden, *layout;
@@ -131,7 +131,6 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
       heads{c.heads, c.groups, c.width, c.window, c.norm_eps},
       wide(batch.tokens >= WIDE && has_wide_product()),
       compensated(c.compensation > 0 && !wide),
-      tiles(has_wide_product() && batch.tokens > batch.spans),
       qkv_cols((c.heads + 2 * c.groups) * c.width),
       attended_cols(c.heads * c.width),
       detail_of(batch.spans, -1) {
@@ -197,10 +196,8 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
 }
 
 void Step::run(int thread) {
-  if (tiles) wide_begin();
   team.loop(b.tokens, [&](int t) { unpack_row(m.embedding, b.token_ids[t], x + size_t(t) * c.hidden); });
   for (int i = 0; i < c.layers; ++i) layer(i, thread);
-  if (tiles) wide_end();
   if (!b.rows) return;
   if (thread == 0) head_began = Clock::now();
   head(thread);
