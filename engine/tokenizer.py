@@ -13,7 +13,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 #: Put before a special token's spelling inside a message: such text is never a control token.
 #: A Unicode noncharacter: it has no meaning in interchanged text, and never reaches the model.
@@ -21,14 +21,16 @@ GUARD = "\ufdd0"
 _PREFILL = "\ufdd1prefill\ufdd1"
 _DROP_MARKS = str.maketrans("", "", "\ufdd0\ufdd1")
 
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+#: How Llama 3 and Qwen cut text into words; they differ in how many digits may stand together.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 #: GGUF's names for ways to cut text into words before BPE.
 _DIGITS_FIRST = frozenset({"smollm", "starcoder", "refact", "command-r"})
 _PLAIN = frozenset({"gpt-2", "gpt2"})
 _LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
+_QWEN_NAMES = frozenset({"qwen2"})
 
 
 class ChatTemplateError(ValueError):
@@ -204,6 +206,8 @@ def byte_level_bpe(
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre_tokenizer in _LLAMA3_NAMES)
     )
+    if pre_tokenizer in _QWEN_NAMES:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(pre_tokenizer)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
@@ -217,8 +221,8 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
         return words
     if name in _DIGITS_FIRST:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    if name in _LLAMA3_NAMES:
-        split = pre_tokenizers.Split(Regex(_LLAMA3), behavior="isolated")
+    if name in _LLAMA3_NAMES | _QWEN_NAMES:
+        split = pre_tokenizers.Split(Regex(_WORDS % (3 if name in _LLAMA3_NAMES else 1)), behavior="isolated")
         return pre_tokenizers.Sequence(
             [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
