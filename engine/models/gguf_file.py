@@ -90,7 +90,8 @@ class GgufFile:
                 "use the model's safetensors folder instead"
             )
         try:
-            merges = [tuple(pair.split(" ", 1)) for pair in self._get("tokenizer.ggml.merges")]
+            pairs = (pair.partition(" ") for pair in self._get("tokenizer.ggml.merges"))
+            merges = [(left, right) for left, _, right in pairs]
             backend = byte_level_bpe(
                 list(self._get("tokenizer.ggml.tokens")),
                 merges,

@@ -174,7 +174,7 @@ def test_the_same_model_in_both_formats(write_gguf, write_folder, family):
         ({"keys": {"llama.feed_forward_length": 95}}, "the config asks"),
         ({"keys": {"tokenizer.ggml.model": "llama"}}, "use the model's safetensors folder"),
         ({"keys": {"tokenizer.ggml.pre": "klingon"}}, "pre-tokenizer 'klingon' is not known"),
-        ({"keys": {"tokenizer.ggml.merges": ["x y"]}}, "lacks a part of the merge"),
+        ({"keys": {"tokenizer.ggml.merges": ["x y"]}}, "merges do not fit the vocabulary"),
         ({"keys": {"tokenizer.ggml.merges": 7}}, "tokenizer cannot be built"),
         ({"keys": {"tokenizer.ggml.pre": None}}, "lacks 'tokenizer.ggml.pre'"),
         ({"keys": {"tokenizer.chat_template": "{% if %}"}}, "chat template"),
