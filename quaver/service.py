@@ -27,8 +27,8 @@ from engine.hooks import ChoiceText, Observer, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
 from engine.models import loader, store
 from engine.models.config import ModelError
-from engine.process.child import Spawned
 from engine.process.client import EngineClient
+from engine.process.spawn import Spawned
 from quaver.settings import Settings
 from telemetry.hub import Telemetry
 

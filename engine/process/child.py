@@ -5,79 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from engine.messages import FromModel, Ready, ToModel, decode_from_model, encode
-from engine.settings import EngineSettings
+from engine.process.spawn import EngineStartError, Spawned
 
 _TAIL_BYTES = 8000
-#: Compute threads that spin while they wait starve whoever shares their cores, and are starved in turn:
-#: beside a process that takes half a core, two spinning threads decode 12 times slower than two that sleep.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
-
 log = logging.getLogger("quaver.engine")
-
-
-class EngineStartError(RuntimeError):
-    """The model process did not become ready; the message ends with what it wrote last."""
-
-
-@dataclass(frozen=True)
-class Spawned:
-    """A model process that loads, to which nobody listens yet. Its owner has it adopted, or kills it."""
-
-    folder: Path
-    address: str
-    process: subprocess.Popen[bytes]
-
-    def kill(self) -> None:
-        """End the process and remove every trace."""
-        self.process.kill()
-        self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def spawn(settings: EngineSettings, hook: str | None) -> Spawned:
-    """Start a model process, to talk through a socket in a folder that only this user can enter.
-
-    Without a wait: the caller may go on with its own start while the model loads.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="quaver-"))
-    address = f"ipc://{folder}/model"
-    fields = settings.model_dump_json(include=set(EngineSettings.model_fields))
-    command = ["--socket", address, "--parent", str(os.getpid()), "--settings", fields]
-    command += ["--began", str(time.monotonic())]
-    try:
-        # A session of its own: a Ctrl-C in the terminal reaches the front alone.
-        process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-            [
-                sys.executable,
-                *("-m", "engine.process.worker", *command),
-                *(("--hook", hook) if hook else ()),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=_ENVIRONMENT | os.environ,
-        )
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise EngineStartError(f"the model process cannot be started: {error}") from error
-    return Spawned(folder, address, process)
 
 
 class ModelProcess:

@@ -26,7 +26,8 @@ from engine.messages import (
     ToModel,
 )
 from engine.process.channel import Channel, deliver
-from engine.process.child import EngineStartError, ModelProcess, Spawned, spawn
+from engine.process.child import ModelProcess
+from engine.process.spawn import EngineStartError, Spawned, spawn
 from engine.settings import EngineSettings
 
 PING_S = 0.5
@@ -48,8 +49,8 @@ class EngineClient:
     """Owns the model process and the streams of requests in it. Lives on one event loop.
 
     `observers` hear every StepOutput once, before the requests it belongs to do. `fault_listeners`
-    hear the ids in force whenever the model process reports them. `spawned` is a process, of these very
-    settings and hook, that is loading already; it becomes the first one. Invariant: every channel that
+    hear the ids in force whenever the model process reports them. `spawned`, with the same settings and
+    hook, is loading already and becomes the first process. Invariant: every channel that
     `submit` returned gets a Finish for each of its choices, whatever happens to the process.
     """
 

@@ -1,9 +1,10 @@
 """The model process: owns the engine, obeys the front, ends with it.
 
-    python -m engine.process.worker --socket ipc:///… --parent PID --began SECONDS --settings JSON
+    python -m engine.process.worker --socket ipc:///… --parent PID --began SECONDS [--settings JSON]
         [--hook module:factory]
 
-`--began` is `time.monotonic()` at the start, a clock that the processes of a machine share.
+`--began` is `time.monotonic()` at the start, a clock that the processes of a machine share. Without
+`--settings` those of the environment hold.
 
 One thread does everything: take all control messages that have arrived, compute one step, send what
 it produced. It never waits for the front to read.
@@ -210,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", required=True)
     parser.add_argument("--parent", required=True, type=int)
-    parser.add_argument("--settings", required=True)
+    parser.add_argument("--settings")
     parser.add_argument("--began", required=True, type=float)
     parser.add_argument("--hook")
     arguments = parser.parse_args()
@@ -220,7 +221,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 
     imported = time.monotonic()
-    settings = EngineSettings.model_validate_json(arguments.settings)
+    given = arguments.settings
+    settings = EngineSettings.model_validate_json(given) if given else EngineSettings()
     torch.set_num_threads(settings.threads or os.cpu_count() or 1)
     engine = load_engine(settings, load_hook(arguments.hook) if arguments.hook else None)
     gc.collect()
