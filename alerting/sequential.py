@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-
-from scipy.special import bdtrc, betaincinv
+from functools import cache, lru_cache
+from types import ModuleType
 
 _RATE_MIN, _RATE_MAX = 1e-4, 0.95
+
+
+@cache
+def special() -> ModuleType:
+    """Return SciPy's special functions; the first call takes a third of a second."""
+    return importlib.import_module("scipy.special")
 
 
 @lru_cache(maxsize=4096)
@@ -17,14 +23,14 @@ def rate_upper_bound(successes: int, trials: int, confidence: float) -> float:
     """Return the Clopper–Pearson upper bound of a rate, one-sided at `confidence`; 1 without trials."""
     if successes >= trials:
         return 1.0
-    return float(betaincinv(successes + 1, trials - successes, confidence))
+    return float(special().betaincinv(successes + 1, trials - successes, confidence))
 
 
 def tail_probability(successes: int, trials: int, rate: float) -> float:
     """Return P(K ≥ successes) for K binomial with `trials` and `rate`."""
     if successes <= 0:
         return 1.0
-    return float(bdtrc(successes - 1, trials, rate))
+    return float(special().bdtrc(successes - 1, trials, rate))
 
 
 class EDetector:

@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from alerting import baseline as baselines
-from alerting.alertmanager import AlertmanagerClient
 from alerting.alerts import Alert, AlertBook, rfc3339
 from alerting.baseline import Baseline, BaselineError
 from alerting.breaker import Breaker
@@ -24,6 +23,7 @@ from alerting.evaluator import Evaluator
 from alerting.metrics import AlertMetrics
 from alerting.notifier import Notifier
 from alerting.rules import load_rules
+from alerting.sequential import special
 from alerting.settings import AlertingSettings
 from alerting.sink import EmbeddedSink
 from alerting.store import NotificationStore
@@ -73,6 +73,7 @@ class Alerting:
         self._baseline_problem: str | None = None
         self._model: tuple[str | None, str | None] = (None, None)
         self._task: asyncio.Task[None] | None = None
+        self._preparation: asyncio.Task[Any] | None = None
         self.load_baseline()
 
     @property
@@ -118,6 +119,7 @@ class Alerting:
     async def start(self) -> None:
         """Begin to evaluate and to deliver."""
         await self._notifier.start()
+        self._preparation = asyncio.create_task(asyncio.to_thread(special))  # before any request needs it
         self._task = asyncio.create_task(self._run(), name="evaluator")
 
     async def stop(self) -> None:
@@ -193,6 +195,8 @@ class Alerting:
         settings = self.settings
         if settings.alertmanager_url is None:
             return EmbeddedSink(self._receiver, self._metrics)
+        from alerting.alertmanager import AlertmanagerClient  # noqa: PLC0415 - slow to import
+
         return AlertmanagerClient(
             settings.alertmanager_url,
             self._metrics,

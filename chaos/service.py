@@ -21,8 +21,6 @@ from chaos.settings import ChaosSettings
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
 
-#: What `quaver serve` hands to the model process.
-MODEL_HOOK = "chaos.model_hook:factory"
 _TICK_S = 0.2
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
-from engine.models.step import Batch, Detail
+from engine.models.step import Batch, Detail, Ints
 from engine.scheduler import Chunk, Sequence
 
 
@@ -15,26 +17,26 @@ def batch_of(chunks: list[Chunk], layers: list[int], detailed: list[Sequence], p
     """
     counts = np.array([chunk.count for chunk in chunks], np.int32)
     starts = np.array([chunk.start for chunk in chunks], np.int32)
-    ends = np.cumsum(counts, dtype=np.int32)
+    ends = counts.cumsum(dtype=np.int32)
     offsets = ends - counts
-    tables = _tables([(c.sequence, c.start + c.count) for c in chunks], page_size)
-    positions = np.arange(ends[-1] if len(ends) else 0) - np.repeat(offsets - starts, counts)
-    pages = tables[np.repeat(np.arange(len(chunks)), counts), positions // page_size]
+    tables = _tables([c.sequence.pages[: -(-(c.start + c.count) // page_size)] for c in chunks])
+    span = np.arange(len(chunks)).repeat(counts)
+    positions = np.arange(len(span)) - (offsets - starts)[span]
     tokens: list[int] = []
     for chunk in chunks:
         tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
-    spans = {chunk.sequence.key: i for i, chunk in enumerate(chunks)}
+    places = {id(chunk.sequence): i for i, chunk in enumerate(chunks)} if detailed else {}
     return Batch(
         tokens=np.array(tokens, np.int32),
-        slots=pages.astype(np.int64) * page_size + positions % page_size,
+        slots=tables[span, positions // page_size] * np.int64(page_size) + positions % page_size,
         offsets=offsets,
         counts=counts,
         starts=starts,
         tables=tables,
-        rows=np.array([end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.emits], np.int32),
+        rows=ends[[chunk.emits for chunk in chunks]] - 1,
         detail=Detail(
             layers=np.array(layers, np.int32),
-            spans=np.array([spans[s.key] for s in detailed], np.int32),
+            spans=np.array([places[id(s)] for s in detailed], np.int32),
             prompt_lengths=np.array([s.prompt_length for s in detailed], np.int32),
         )
         if detailed
@@ -42,10 +44,10 @@ def batch_of(chunks: list[Chunk], layers: list[int], detailed: list[Sequence], p
     )
 
 
-def _tables(contexts: list[tuple[Sequence, int]], page_size: int) -> np.ndarray:
+def _tables(used: list[list[int]]) -> Ints:
     """Block tables [sequences, pages of the longest context], padded with page 0."""
-    used = [sequence.pages[: -(-length // page_size)] for sequence, length in contexts]
-    tables = np.zeros((len(used), max(map(len, used), default=0)), np.int32)
-    for row, pages in zip(tables, used, strict=True):
-        row[: len(pages)] = pages
+    lengths = np.array([len(pages) for pages in used], np.int32)
+    tables = np.zeros((len(used), max(lengths, default=0)), np.int32)
+    there = np.arange(tables.shape[1]) < lengths[:, None]
+    tables[there] = np.fromiter(chain.from_iterable(used), np.int32, lengths.sum())
     return tables

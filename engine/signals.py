@@ -6,6 +6,7 @@ Aggregates are computed in the step and never dropped; layer detail is sampled (
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -93,14 +94,16 @@ class Aggregates:
         """Take one token's row, ordered as TOKEN_SIGNALS."""
         self.risk.add(row)
         self.tokens += 1
-        self.sums = [total + value for total, value in zip(self.sums, row, strict=True)]
-        confidence = row[_CONFIDENCE]
+        self.sums = list(map(operator.add, self.sums, row))
+        confidence, entropy = row[_CONFIDENCE], row[_ENTROPY]
         self.min_confidence = min(self.min_confidence, confidence)
-        self.max_entropy = max(self.max_entropy, row[_ENTROPY])
-        low = confidence < LOW_CONFIDENCE
-        self.low_tokens += low
-        self.low_run = self.low_run + 1 if low else 0
-        self.longest_low_run = max(self.longest_low_run, self.low_run)
+        self.max_entropy = max(self.max_entropy, entropy)
+        if confidence < LOW_CONFIDENCE:
+            self.low_tokens += 1
+            self.low_run += 1
+            self.longest_low_run = max(self.longest_low_run, self.low_run)
+        else:
+            self.low_run = 0
 
     def add_heads(self, sums: NDArray[np.float64], weights: NDArray[np.float64]) -> None:
         """Take one sampled token's head signals: weighted sums and their weights [signals]."""

@@ -13,7 +13,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 #: Put before a special token's spelling inside a message: such text is never a control token.
 #: A Unicode noncharacter: it has no meaning in interchanged text, and never reaches the model.
@@ -21,14 +21,16 @@ GUARD = "\ufdd0"
 _PREFILL = "\ufdd1prefill\ufdd1"
 _DROP_MARKS = str.maketrans("", "", "\ufdd0\ufdd1")
 
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+#: How Llama 3 and Qwen cut text into words; they differ in how many digits may stand together.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 #: GGUF's names for ways to cut text into words before BPE.
 _DIGITS_FIRST = frozenset({"smollm", "starcoder", "refact", "command-r"})
 _PLAIN = frozenset({"gpt-2", "gpt2"})
 _LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
+_QWEN_NAMES = frozenset({"qwen2"})
 
 
 class ChatTemplateError(ValueError):
@@ -56,15 +58,15 @@ class Tokenizer:
         self.add_bos = add_bos and bos_id is not None
         self.vocab_size: int = backend.get_vocab_size()
         self._backend = backend
-        self._plain = copy.deepcopy(backend)
-        self._plain.encode_special_tokens = True
-        added = backend.get_added_tokens_decoder()
-        self._special = {token.content: i for i, token in added.items() if token.special}
+        self._plain = _without_specials(backend)
+        self._added = backend.get_added_tokens_decoder()
+        self._special = {token.content: i for i, token in self._added.items() if token.special}
         self._special_ids = frozenset(self._special.values())
         spellings = "|".join(re.escape(s) for s in sorted(self._special, key=len, reverse=True)) or r"(?!)"
         self._starts = re.compile(f"(?={spellings})")
         self._unguarded = re.compile(f"(?<!{GUARD})({spellings})")
-        self._pieces = _token_bytes(backend)
+        self._byte_level = "ByteLevel" in repr(backend.decoder)
+        self._pieces: dict[int, bytes] = {}  # those asked for so far
         self._adds_space = any(mark in repr(backend.decoder) for mark in ("Strip(", '"always"', '"first"'))
         self.template = template
         self._compiled = _compile(template or "")
@@ -139,7 +141,24 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to the text: none for special and unknown ids."""
-        return self._pieces.get(token_id, b"")
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._piece(token_id)
+        return piece
+
+    def _piece(self, token_id: int) -> bytes:
+        """Spell a token, of a byte-level or a byte-fallback vocabulary."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return b"" if added.special else str(added.content).encode()
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if token is None:
+            return b""
+        if self._byte_level:
+            return token.translate(_TO_LATIN1).encode("latin-1", errors="ignore")
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("\u2581", " ").encode()
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
@@ -183,7 +202,7 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 def byte_level_bpe(
     tokens: Sequence[str],
-    merges: Sequence[tuple[str, ...]],
+    merges: list[tuple[str, str]],
     *,
     pre_tokenizer: str,
     special: Sequence[str] = (),
@@ -197,13 +216,13 @@ def byte_level_bpe(
     silently change every prompt.
     """
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    pairs = [(pair[0], pair[-1]) for pair in merges]
-    for left, right in pairs:
-        if not {left, right, left + right} <= vocabulary.keys():
-            raise ValueError(f"the vocabulary lacks a part of the merge {left!r} + {right!r}")
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre_tokenizer in _LLAMA3_NAMES)
-    )
+    try:
+        model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre_tokenizer in _LLAMA3_NAMES)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ValueError(f"the merges do not fit the vocabulary: {error}") from error
+    backend = tokenizers.Tokenizer(model)
+    if pre_tokenizer in _QWEN_NAMES:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(pre_tokenizer)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
@@ -217,29 +236,31 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
         return words
     if name in _DIGITS_FIRST:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    if name in _LLAMA3_NAMES:
-        split = pre_tokenizers.Split(Regex(_LLAMA3), behavior="isolated")
+    if name in _LLAMA3_NAMES | _QWEN_NAMES:
+        split = pre_tokenizers.Split(Regex(_WORDS % (3 if name in _LLAMA3_NAMES else 1)), behavior="isolated")
         return pre_tokenizers.Sequence(
             [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
     raise ValueError(f"pre-tokenizer {name!r} is not known; use the model's safetensors folder instead")
 
 
-def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
-    """Return the bytes of every token, for byte-level and for byte-fallback vocabularies."""
-    byte_level = "ByteLevel" in repr(backend.decoder)
-    to_latin1 = {ord(char): chr(byte) for byte, char in _byte_alphabet().items()}
-    pieces: dict[int, bytes] = {}
-    for token, i in backend.get_vocab(with_added_tokens=False).items():
-        if byte_level:
-            pieces[i] = token.translate(to_latin1).encode("latin-1", errors="ignore")
-        elif re.fullmatch(r"<0x[0-9A-F]{2}>", token):
-            pieces[i] = bytes([int(token[3:5], 16)])
-        else:
-            pieces[i] = token.replace("\u2581", " ").encode()
-    for i, added in backend.get_added_tokens_decoder().items():
-        pieces[i] = b"" if added.special else added.content.encode()
-    return pieces
+def _without_specials(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return a tokenizer that takes the spelling of a special token for ordinary text.
+
+    It shares the model with `backend`: a copy of a large vocabulary takes a quarter of a second.
+    """
+    plain = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if getattr(backend, part) is not None:
+            setattr(plain, part, getattr(backend, part))
+    added = backend.get_added_tokens_decoder()
+    plain.add_tokens([added[i] for i in sorted(added)])
+    if {i: t.content for i, t in plain.get_added_tokens_decoder().items()} != {
+        i: t.content for i, t in added.items()
+    }:
+        plain = copy.deepcopy(backend)  # ids with gaps: only a copy keeps them
+    plain.encode_special_tokens = True
+    return plain
 
 
 def _byte_alphabet() -> dict[int, str]:
@@ -247,6 +268,9 @@ def _byte_alphabet() -> dict[int, str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
+_TO_LATIN1 = {ord(char): chr(byte) for byte, char in _byte_alphabet().items()}
 
 
 def _compile(template: str) -> jinja2.Template:

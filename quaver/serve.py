@@ -13,6 +13,10 @@ import socket
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.process.spawn import Spawned
 
 #: The front could not start and would not on a second try: a port in use, no model.
 EXIT_CANNOT_START = 2
@@ -61,7 +65,28 @@ def _cause(status: int) -> str:
 
 def run_front(supervisor: int) -> int:
     """Run the front until it is told to stop or `supervisor` (a pid) is gone; return its exit status."""
-    import uvicorn  # noqa: PLC0415 - the supervisor stays small
+    from chaos import MODEL_HOOK  # noqa: PLC0415 - the supervisor stays small
+    from engine.process.spawn import EngineStartError, spawn  # noqa: PLC0415
+
+    def leave(_signum: int, _frame: object) -> None:
+        raise SystemExit(0)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, leave)
+    try:
+        spawned = spawn(None, MODEL_HOOK)  # first of all: the model loads while the front imports itself
+    except EngineStartError as error:
+        print(f"quaver: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    try:
+        return _serve(supervisor, spawned)
+    finally:
+        spawned.kill()  # whoever has adopted it has ended it by now, as a rule
+
+
+def _serve(supervisor: int, spawned: Spawned) -> int:
+    """Build the front around a model process that is loading, and run it to its end."""
+    import uvicorn  # noqa: PLC0415 - these take a second; the model process has begun before
 
     from quaver.protocol import PatientProtocol  # noqa: PLC0415
     from quaver.service import Service, StartError  # noqa: PLC0415
@@ -69,7 +94,7 @@ def run_front(supervisor: int) -> int:
 
     try:
         settings = load_settings()
-        service = Service(settings)
+        service = Service(settings, spawned)
         listener = socket.create_server((settings.host, settings.port), backlog=512)
     except (StartError, ValueError) as error:
         print(f"quaver: {error}", file=sys.stderr)

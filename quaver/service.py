@@ -17,8 +17,9 @@ from starlette.routing import BaseRoute, Route
 
 from alerting.rules import RulesError
 from alerting.service import Alerting
+from chaos import MODEL_HOOK
 from chaos.journal import JournalError
-from chaos.service import MODEL_HOOK, Chaos
+from chaos.service import Chaos
 from chaos.tokens import token_pieces
 from engine.api.app import ApiState, create_app
 from engine.api.auth import Keys, KeysError
@@ -27,6 +28,7 @@ from engine.messages import RequestMeta, StepOutput
 from engine.models import loader, store
 from engine.models.config import ModelError
 from engine.process.client import EngineClient
+from engine.process.spawn import Spawned
 from quaver.settings import Settings
 from telemetry.hub import Telemetry
 
@@ -42,11 +44,13 @@ class StartError(Exception):
 class Service:
     """The front process. `app` is its ASGI application; its lifespan starts and stops the rest.
 
-    Raises StartError when the model, the keys, the rules or the journal cannot be used.
+    `spawned` is the model process, which loads meanwhile. Raises StartError when the model, the keys, the
+    rules or the journal cannot be used.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, spawned: Spawned) -> None:
         self.settings = settings
+        self.client = EngineClient(settings, hook=MODEL_HOOK, spawned=spawned)
         self.started = time.time()
         self._draining = False
         try:
@@ -58,7 +62,6 @@ class Service:
         settings = self.settings
         tokenizer = loader.load_tokenizer(store.resolve(settings.model, settings.model_cache))
         keys = Keys.load_or_create(settings.keys_dir)
-        self.client = EngineClient(settings, hook=MODEL_HOOK)
         self.telemetry = Telemetry(settings, tokenizer.token_bytes)
         self.alerting = Alerting(
             settings, self.telemetry.registry, settings.state_dir, on_l1=self.telemetry.alert_raised

@@ -2,7 +2,8 @@
 
 Shapes: T tokens of a step, B sequences that decode, R rows, H query heads, G key/value heads
 (H a multiple of G), D head width, V vocabulary. Pages are [pages, page size, G, D]; a block
-table row lists the pages of one sequence in order and is padded with any valid page.
+table row lists the pages of one sequence in order and is padded with any valid page. With a
+`window` a token attends to that many last ones, itself included.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def gather(pages: Tensor, table: Tensor) -> Tensor:
     return rows.view(batch, count * size, groups, width).transpose(1, 2)
 
 
-def decode_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+def decode_attention(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, *, window: int | None = None
+) -> Tensor:
     """Attention of one new token per sequence over its own pages.
 
     `q` [B, H, D], `table` [B, n], `lengths` [B] counts the new token. Returns [B, H, D].
@@ -51,14 +54,16 @@ def decode_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor,
     batch, heads, width = q.shape
     groups = k_pages.shape[2]
     k, v = gather(k_pages, table), gather(v_pages, table)
-    mask = torch.arange(k.shape[2]) < lengths[:, None]
+    mask = _visible(torch.arange(k.shape[2]), lengths[:, None] - 1, window)
     out = F.scaled_dot_product_attention(
         q.view(batch, groups, heads // groups, width), k, v, attn_mask=mask[:, None, None, :]
     )
     return out.reshape(batch, heads, width)
 
 
-def prefill_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, start: int) -> Tensor:
+def prefill_attention(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, start: int, *, window: int | None = None
+) -> Tensor:
     """Causal attention of a chunk at positions start … start+T−1 of one sequence.
 
     `q` [T, H, D], `table` [1, n]. Returns [T, H, D].
@@ -70,23 +75,30 @@ def prefill_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor
     repeat = heads // groups
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     query = q.transpose(0, 1)[None]
-    if start == 0:
+    if start == 0 and window is None:
         out = F.scaled_dot_product_attention(query, k, v, is_causal=True)
     else:
-        mask = torch.arange(end) <= torch.arange(start, end)[:, None]
+        mask = _visible(torch.arange(end), torch.arange(start, end)[:, None], window)
         out = F.scaled_dot_product_attention(query, k, v, attn_mask=mask)
     return out[0].transpose(0, 1)
 
 
 def head_statistics(
-    q: Tensor, k_pages: Tensor, table: Tensor, lengths: Tensor, prompt_lengths: Tensor
+    q: Tensor,
+    k_pages: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    prompt_lengths: Tensor,
+    *,
+    window: int | None = None,
 ) -> Tensor:
     """What each head looks at: [R, 5, H] fp32 in the order of `HEAD_SIGNALS`; NaN is absent.
 
     `q` [R, H, D] are the queries at positions `lengths`−1 [R]. Divergences are
     KL(p_h ‖ p̄) in nats with p̄ the mean over the heads, so at most ln H. The non-sink part is
     what remains of the divergence after position 0 is split off by the chain rule:
-    KL = KL_Bernoulli(sink) + non-sink part. Formulas: docs/signals.md.
+    KL = KL_Bernoulli(sink) + non-sink part. A position outside the `window` has no mass, be it the
+    sink. Formulas: docs/signals.md.
     """
     rows, heads, width = q.shape
     groups = k_pages.shape[2]
@@ -94,8 +106,8 @@ def head_statistics(
     scores = q.float().view(rows, groups, heads // groups, width) @ k.transpose(-1, -2)
     scores = scores.view(rows, heads, -1) * width**-0.5
     positions = torch.arange(k.shape[2])
-    outside = positions >= lengths[:, None]
-    p = scores.masked_fill(outside[:, None], float("-inf")).softmax(-1)
+    visible = _visible(positions, lengths[:, None] - 1, window)
+    p = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
     mean = p.mean(1, keepdim=True)
     divergence = torch.where((p > 0) & (mean > 0), p * (p.log() - mean.log()), 0.0)  # a mean may underflow
     kl = divergence.sum(-1)
@@ -111,6 +123,12 @@ def head_statistics(
     per_generated = (1 - on_prompt).clamp_min(0) / generated[:, None]  # NaN or inf while none is
     lookback = (per_prompt / (per_prompt + per_generated)).masked_fill((generated < 1)[:, None], float("nan"))
     return torch.stack((kl.clamp_min(0), nonsink, p[..., 0], previous, lookback), dim=1)
+
+
+def _visible(keys: Tensor, queries: Tensor, window: int | None) -> Tensor:
+    """Which key positions [context] each query position [rows, 1] attends to: bool [rows, context]."""
+    past = keys <= queries
+    return past if window is None else past & (keys > queries - window)
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ A page belongs to at most one sequence, from its admission to its end. Invariant
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +24,8 @@ class PagePool:
         self, *, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> None:
         shape = (layers, pages, page_size, kv_heads, head_dim)
-        self.keys: Tensor = torch.zeros(shape, dtype=dtype)
-        self.values: Tensor = torch.zeros(shape, dtype=dtype)
+        self.keys = _zeros(shape, dtype)
+        self.values = _zeros(shape, dtype)
         self.pages = pages
         self.page_size = page_size
         self._free = list(range(pages - 1, -1, -1))
@@ -53,3 +55,9 @@ class PagePool:
         """Raise AssertionError unless the free and the `owned` pages are all pages, once each."""
         everything = sorted([*self._free, *owned])
         assert everything == list(range(self.pages)), "a KV page is lost or owned twice"
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory only once they are written to: a pool is large, and mostly empty."""
+    data = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(data).view(dtype).view(shape)

@@ -1,7 +1,8 @@
-"""Reads Llama-family models from GGUF files: config, tokenizer, and weights as stored.
+"""Reads Llama-like models from GGUF files: config, tokenizer, and weights as stored.
 
-GGUF keeps the rows of Q and K in the order of adjacent-pair RoPE; they come out of here in the
-half-split order that Hugging Face models use.
+For the architecture `llama` (Mistral included) GGUF keeps the rows of Q and K in the order of
+adjacent-pair RoPE; they come out of here in the half-split order that Hugging Face models use, and
+that GGUF itself has for `qwen2` and `qwen3`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _BLOCK_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -35,6 +38,7 @@ _TOP_NAMES = {
 }
 #: Control tokens that end an answer in the known chat formats, whatever `eos_token_id` says.
 _ENDINGS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>"})
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _CONTROL, _USER_DEFINED = 3, 4
 _FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
@@ -44,7 +48,7 @@ _FILE_TYPES = {
 
 
 class GgufFile:
-    """An open GGUF file of the Llama architecture.
+    """An open GGUF file of an architecture that we run.
 
     Opening maps the file and parses its metadata; weights are mapped, not read. Raises
     `ModelError` when the file is damaged, cut short or of an architecture we do not run.
@@ -61,13 +65,15 @@ class GgufFile:
                 f"{path} is damaged, cut short or no GGUF file: {error}; fetch it again"
             ) from error
         self._arch = str(self._get("general.architecture"))
-        if self._arch != "llama":
+        if self._arch not in _ARCHITECTURES:
             raise ModelError(
-                f"{path}: architecture {self._arch!r} is not supported; Quaver runs 'llama' models"
+                f"{path}: architecture {self._arch!r} is not supported; "
+                f"Quaver runs {', '.join(_ARCHITECTURES)} models"
             )
         try:
             self._refuse_variants()
             self._config = self._read_config()
+            self._refuse_tensors()
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ModelError(f"{path}: the metadata make no sense ({error}); fetch it again") from error
 
@@ -84,7 +90,8 @@ class GgufFile:
                 "use the model's safetensors folder instead"
             )
         try:
-            merges = [tuple(pair.split(" ", 1)) for pair in self._get("tokenizer.ggml.merges")]
+            pairs = (pair.partition(" ") for pair in self._get("tokenizer.ggml.merges"))
+            merges = [(left, right) for left, _, right in pairs]
             backend = byte_level_bpe(
                 list(self._get("tokenizer.ggml.tokens")),
                 merges,
@@ -108,6 +115,8 @@ class GgufFile:
         heads = {"q_proj.weight": self._config.heads, "k_proj.weight": self._config.kv_heads}
         found = {_hf_name(name): weight for name, weight in self._contents.tensors.items()}
         weights = {name: weight for name, weight in found.items() if name is not None}
+        if self._arch != "llama":
+            return weights
         for name, shape in shapes.items():
             count = heads.get(name.rsplit("self_attn.", 1)[-1])
             if count is not None and name in weights and weights[name].shape == shape:
@@ -118,6 +127,7 @@ class GgufFile:
         hidden = int(self._hyper("embedding_length"))
         heads = int(self._hyper("attention.head_count"))
         bos = self._get("tokenizer.ggml.bos_token_id", None)
+        divisors = self._contents.tensors.get("rope_freqs.weight")
         return ModelConfig(
             name=str(self._get("general.name", self.path.stem)),
             architecture=self._arch,
@@ -136,20 +146,37 @@ class GgufFile:
             bos_id=None if bos is None else int(bos),
             eos_ids=self._eos_ids(),
             add_bos=bool(self._get("tokenizer.ggml.add_bos_token", False)) and bos is not None,
+            qkv_bias=self._arch == "qwen2",
+            qk_norm=self._arch == "qwen3",
+            sliding_window=self._window(),
+            rope_divisors=None if divisors is None else tuple(map(_shortest, divisors.tensor().tolist())),
         )
 
+    def _window(self) -> int | None:
+        window = int(self._hyper("attention.sliding_window", 0))
+        return window if 0 < window < int(self._hyper("context_length")) else None
+
     def _refuse_variants(self) -> None:
-        names = self._contents.tensors.keys()
         if self._hyper("expert_count", 0):
             raise ModelError(f"{self.path}: mixture-of-experts models are not supported")
-        if "rope_freqs.weight" in names or self._hyper("rope.scaling.type", "none") != "none":
-            raise ModelError(f"{self.path}: scaled rotary positions are not supported")
-        if any(name.endswith(".bias") for name in names):
-            raise ModelError(f"{self.path}: models with biases are not supported")
+        scaling = self._hyper("rope.scaling.type", "none")
+        if scaling != "none":
+            raise ModelError(f"{self.path}: rotary positions scaled in the way {scaling!r} are not supported")
+        if self._hyper("attention.sliding_window_pattern", None) is not None:
+            raise ModelError(f"{self.path}: a sliding window on some layers only is not supported")
         hidden, heads = self._hyper("embedding_length"), self._hyper("attention.head_count")
         width = self._hyper("attention.key_length", hidden // heads)
         if self._hyper("rope.dimension_count", width) != width:
             raise ModelError(f"{self.path}: rotary positions over a part of the head are not supported")
+
+    def _refuse_tensors(self) -> None:
+        """Refuse layers with weights that we would leave out: their arithmetic is another."""
+        known = weight_shapes(self._config)
+        for name in self._contents.tensors:
+            if name.startswith("blk.") and _hf_name(name) not in known:
+                raise ModelError(
+                    f"{self.path}: tensor {name!r} is no part of a {self._arch} model that Quaver runs"
+                )
 
     def _quantization(self) -> str:
         label = _FILE_TYPES.get(self._get("general.file_type", None))

@@ -1,4 +1,4 @@
-"""The Llama architecture as one step of a continuous batch.
+"""The Llama architecture, and its near relatives, as one step of a continuous batch.
 
 The model owns its weights and nothing else: pages and tables come with each `Batch`. Matrix
 products and the KV pages are in `dtype`; the residual stream, norms, softmax, the LM head and
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kv.pages import PagePool
+from engine.models import rotary
 from engine.models.config import ModelConfig
 from engine.models.step import Batch, LayerDetail, Output, output_of
 from engine.models.weights import StoredWeight
@@ -73,10 +74,18 @@ class _Work:
 
 
 class Llama:
-    """Weights of one model, ready to step. Safe to share between engines of one process."""
+    """Weights of one model, ready to step. Safe to share between engines of one process.
+
+    `max_context` is the longest sequence that will come, where that is shorter than the model's own.
+    """
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, StoredWeight], dtype: torch.dtype, ops: ModuleType
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, StoredWeight],
+        dtype: torch.dtype,
+        ops: ModuleType,
+        max_context: int | None = None,
     ) -> None:
         self.config = config
         self.name = ops.__name__.rpartition(".")[2]
@@ -86,13 +95,11 @@ class Llama:
         self.embedding = embedding.to(dtype)
         self.head = embedding if config.tied_embeddings else weights["lm_head.weight"].tensor()
         self.final_norm = weights["model.norm.weight"].tensor()
-        self.layers = [_Layer(weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
-        frequency = config.rope_theta ** -(
-            torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        )
-        angles = torch.arange(config.max_context, dtype=torch.float64)[:, None] * frequency
-        self.cos = angles.cos().float()[:, None]
-        self.sin = angles.sin().float()[:, None]
+        self.layers = [_Layer(config, weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
+        length = min(config.max_context, max_context or config.max_context)
+        self.cos, self.sin = rotary.tables(config, length)
+        # Only where there is one: a backend without windows says so, at the first step.
+        self._window = {} if config.sliding_window is None else {"window": config.sliding_window}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: residual [rows, hidden] → fp32 logits [rows, vocab]."""
@@ -113,7 +120,7 @@ class Llama:
             if index in wanted:
                 began = time.perf_counter()
                 places, *context = work.detail
-                heads.append(self.ops.head_statistics(q[places], keys, *context))
+                heads.append(self.ops.head_statistics(q[places], keys, *context, **self._window))
                 lens.append(self.ops.entropy(self.logits(x[places])))
                 seconds += time.perf_counter() - began
         detail = _detail(lens, heads, seconds) if lens else None
@@ -133,19 +140,25 @@ class Llama:
         keys, values = pages
         count = x.shape[0]
         normed = ops.rms_norm(x, layer.attention_norm, config.norm_eps).to(self.dtype)
-        qkv = F.linear(normed, layer.qkv).view(count, -1, config.head_dim)
-        rotated: Tensor = ops.rope(qkv[:, : config.heads + config.kv_heads], *rotation)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(count, -1, config.head_dim)
+        qk, v = qkv[:, : config.heads + config.kv_heads], qkv[:, config.heads + config.kv_heads :]
+        if layer.qk_norm is not None:
+            ends = qk[:, : config.heads].float(), qk[:, config.heads :].float()
+            heads = [ops.rms_norm(x, w, config.norm_eps) for x, w in zip(ends, layer.qk_norm, strict=True)]
+            qk = torch.cat(heads, dim=1).to(self.dtype)
+        rotated: Tensor = ops.rope(qk, *rotation)
         q, k = rotated[:, : config.heads], rotated[:, config.heads :]
-        v = qkv[:, config.heads + config.kv_heads :]
         ops.write_kv(keys, values, work.slots, k, v)
         attended = torch.empty_like(q)
         if len(work.decodes):
             attended[work.decodes] = ops.decode_attention(
-                q[work.decodes], keys, values, work.decode_table, work.decode_lengths
+                q[work.decodes], keys, values, work.decode_table, work.decode_lengths, **self._window
             )
         for chunk in work.prefills:
             places = slice(chunk.offset, chunk.offset + chunk.count)
-            attended[places] = ops.prefill_attention(q[places], keys, values, chunk.table, chunk.start)
+            attended[places] = ops.prefill_attention(
+                q[places], keys, values, chunk.table, chunk.start, **self._window
+            )
         x += F.linear(attended.reshape(count, -1), layer.output)
         return q
 
@@ -162,13 +175,23 @@ def _detail(lens: list[Tensor], heads: list[Tensor], seconds: float) -> LayerDet
 class _Layer:
     """One block's weights, projections that share an input packed together."""
 
-    def __init__(self, weights: Mapping[str, StoredWeight], prefix: str, dtype: torch.dtype) -> None:
-        def packed(*names: str) -> Tensor:
-            return torch.cat([weights[f"{prefix}{name}.weight"].tensor().to(dtype) for name in names])
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, StoredWeight], prefix: str, dtype: torch.dtype
+    ) -> None:
+        def whole(name: str) -> Tensor:
+            return weights[prefix + name].tensor()
 
-        self.attention_norm = weights[f"{prefix}input_layernorm.weight"].tensor()
-        self.qkv = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        self.output = packed("self_attn.o_proj")
-        self.feed_forward_norm = weights[f"{prefix}post_attention_layernorm.weight"].tensor()
-        self.gate_up = packed("mlp.gate_proj", "mlp.up_proj")
-        self.down = packed("mlp.down_proj")
+        def packed(*names: str) -> Tensor:
+            return torch.cat([whole(name).to(dtype) for name in names])
+
+        projections = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"
+        self.attention_norm = whole("input_layernorm.weight")
+        self.qkv = packed(*(f"{name}.weight" for name in projections))
+        self.qkv_bias = packed(*(f"{name}.bias" for name in projections)) if config.qkv_bias else None
+        self.qk_norm = (
+            (whole("self_attn.q_norm.weight"), whole("self_attn.k_norm.weight")) if config.qk_norm else None
+        )
+        self.output = packed("self_attn.o_proj.weight")
+        self.feed_forward_norm = whole("post_attention_layernorm.weight")
+        self.gate_up = packed("mlp.gate_proj.weight", "mlp.up_proj.weight")
+        self.down = packed("mlp.down_proj.weight")

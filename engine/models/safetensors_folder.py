@@ -1,4 +1,4 @@
-"""Reads Llama-family models from Hugging Face folders: config.json, safetensors, tokenizer.json."""
+"""Reads Llama-like models from Hugging Face folders: config.json, safetensors, tokenizer.json."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 import tokenizers
 from safetensors import SafetensorError, safe_open
 
-from engine.models.config import ModelConfig, ModelError, weight_shapes
+from engine.models.config import FAMILIES, ModelConfig, ModelError, weight_shapes
+from engine.models.rotary import llama3_divisors
 from engine.models.weights import StoredWeight, stored
 from engine.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
-_ARCHITECTURE = "LlamaForCausalLM"
 
 
 class SafetensorsFolder:
-    """A Hugging Face model folder of the Llama architecture.
+    """A Hugging Face model folder of a family that we run.
 
     Opening reads config.json; weights and tokenizer are read when asked for. Raises `ModelError`
     when a file is missing or damaged, or the config asks for arithmetic that we do not do.
@@ -69,42 +69,67 @@ class SafetensorsFolder:
         heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
         backend = self._backend()
         bos = self._token_id("bos_token")
+        rope = self._rope()
+        theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+        width = int(raw.get("head_dim") or hidden // heads)
         return ModelConfig(
             name=self.path.resolve().name,
-            architecture="llama",
+            architecture=raw["model_type"],
             vocab=int(raw["vocab_size"]),
             hidden=hidden,
             layers=int(raw["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
+            head_dim=width,
             intermediate=int(raw["intermediate_size"]),
             norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=float(self._rope().get("rope_theta") or raw.get("rope_theta") or 10000.0),
+            rope_theta=theta,
             max_context=int(raw["max_position_embeddings"]),
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             quantization="none",
             bos_id=bos,
             eos_ids=self._eos_ids(),
             add_bos=bos is not None and list(backend.encode("a").ids)[:1] == [bos],
+            qkv_bias=raw["model_type"] == "qwen2",
+            qk_norm=raw["model_type"] == "qwen3",
+            sliding_window=self._window(),
+            rope_divisors=llama3_divisors(theta, width, rope) if _kind(rope) == "llama3" else None,
         )
+
+    def _window(self) -> int | None:
+        """Return the window that every layer has; those of Qwen sleep unless the config wakes them."""
+        raw = self._raw
+        window = raw.get("sliding_window")
+        asleep = raw["model_type"] != "mistral" and not raw.get("use_sliding_window", False)
+        if not window or asleep or window >= raw["max_position_embeddings"]:
+            return None
+        layers = int(raw["num_hidden_layers"])
+        full = min(int(raw.get("max_window_layers", 0 if raw["model_type"] == "mistral" else 28)), layers)
+        kinds = raw.get("layer_types") or ["full_attention"] * full + ["sliding_attention"] * (layers - full)
+        if len(set(kinds)) > 1:
+            raise ModelError(f"{self.path}: a sliding window on some layers only is not supported")
+        return int(window) if kinds[0] == "sliding_attention" else None
 
     def _refuse_variants(self) -> None:
         raw = self._raw
-        names = raw.get("architectures") or [raw.get("model_type")]
-        if raw.get("model_type") != "llama" or names not in ([_ARCHITECTURE], ["llama"]):
+        family = str(raw.get("model_type"))
+        names = raw.get("architectures") or [FAMILIES.get(family)]
+        if family not in FAMILIES or names != [FAMILIES[family]]:
             raise ModelError(
-                f"{self.path}: architecture {names[0]!r} is not supported; Quaver runs {_ARCHITECTURE}"
+                f"{self.path}: architecture {(names[0] or family)!r} is not supported; "
+                f"Quaver runs {', '.join(FAMILIES.values())}"
             )
         if raw.get("quantization_config"):
             raise ModelError(
                 f"{self.path}: quantised safetensors are not supported; use a GGUF file of this model"
             )
         rope = self._rope()
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        kind = _kind(rope)
+        if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ModelError(f"{self.path}: rotary positions of type {kind!r} are not supported")
         for key, required in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+            if key == "attention_bias" and family == "qwen2":
+                continue  # always on Q, K and V, never on the output, whatever the config says
             if raw.get(key, required) != required:
                 raise ModelError(f"{self.path}: {key} = {raw[key]!r} is not supported, only {required!r}")
 
@@ -181,3 +206,7 @@ class SafetensorsFolder:
             raise ModelError(f"{self.path / name} lacks {error}; fetch the model again") from error
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ModelError(f"{self.path / name} makes no sense ({error}); fetch the model again") from error
+
+
+def _kind(rope: dict[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))

@@ -3,76 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import shutil
 import signal
 import sys
-import tempfile
-from pathlib import Path
+import threading
+from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from engine.messages import FromModel, Ready, ToModel, decode_from_model, encode
-from engine.settings import EngineSettings
+from engine.process.spawn import EngineStartError, Spawned
 
 _TAIL_BYTES = 8000
-#: Compute threads that spin while they wait starve whoever shares their cores, and are starved in turn:
-#: beside a process that takes half a core, two spinning threads decode 12 times slower than two that sleep.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
-
 log = logging.getLogger("quaver.engine")
 
 
-class EngineStartError(RuntimeError):
-    """The model process did not become ready; the message ends with what it wrote last."""
-
-
 class ModelProcess:
-    """A child process and the socket to it. Made by `launch`; `close` leaves nothing behind."""
+    """A child process and the socket to it. Made by `adopt`; `close` leaves nothing behind."""
 
-    def __init__(self, folder: Path, socket: zmq.asyncio.Socket, process: asyncio.subprocess.Process) -> None:
-        self.pid = process.pid
-        self._folder = folder
+    def __init__(
+        self,
+        spawned: Spawned,
+        socket: zmq.asyncio.Socket,
+        output: asyncio.StreamReader,
+        pipe: asyncio.BaseTransport,
+    ) -> None:
+        self.pid = spawned.process.pid
+        self._folder = spawned.folder
+        self._process = spawned.process
         self._socket = socket
-        self._process = process
+        self._pipe = pipe
         self._tail = b""
-        self._output = asyncio.create_task(self._pass_on_output())
-        self._death = asyncio.create_task(process.wait())
+        self._output = asyncio.create_task(self._pass_on(output))
+        self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        threading.Thread(target=self._await_death, args=(self._death,), daemon=True).start()
 
     @classmethod
-    async def launch(
-        cls, context: zmq.asyncio.Context, settings: EngineSettings, hook: str | None
-    ) -> ModelProcess:
-        """Spawn the process with a socket of its own in a folder that only this user can enter."""
-        folder = Path(tempfile.mkdtemp(prefix="quaver-"))
-        address = f"ipc://{folder}/model"
+    async def adopt(cls, context: zmq.asyncio.Context, spawned: Spawned) -> ModelProcess:
+        """Listen to a spawned process. Kills it and raises EngineStartError when that cannot be."""
         socket = context.socket(zmq.PAIR)
         socket.set_hwm(0)
         socket.linger = 0
-        fields = settings.model_dump_json(include=set(EngineSettings.model_fields))
-        command = ["--socket", address, "--parent", str(os.getpid()), "--settings", fields]
         try:
-            socket.bind(address)
-            # A session of its own: a Ctrl-C in the terminal reaches the front alone.
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "engine.process.worker", *command),
-                *(("--hook", hook) if hook else ()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                env=_ENVIRONMENT | os.environ,
-            )
-        except (zmq.ZMQError, OSError) as error:
+            socket.bind(spawned.address)
+        except zmq.ZMQError as error:
             socket.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            spawned.kill()
             raise EngineStartError(
-                f"the model process cannot be started over {address}: {error} (is TMPDIR writable and short?)"
+                f"no way to the model process over {spawned.address}: {error} (is TMPDIR writable and short?)"
             ) from error
-        return cls(folder, socket, process)
+        output = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), spawned.process.stdout
+        )
+        return cls(spawned, socket, output, pipe)
 
     @property
     def dead(self) -> bool:
@@ -90,7 +77,8 @@ class ModelProcess:
     async def hello(self, timeout_s: float) -> Ready:
         """Return the first message; raises EngineStartError with the process's last words."""
         first = asyncio.create_task(self.receive())
-        await asyncio.wait({first, self._death}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {first, self._death}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if first.done():
             ready = first.result()
             assert isinstance(ready, Ready)
@@ -128,16 +116,22 @@ class ModelProcess:
         """Kill what still runs and remove every trace."""
         if not self.dead:
             self._process.kill()
-        await self._death
+        await asyncio.wait({self._death})
         await asyncio.wait({self._output}, timeout=1)
         self._output.cancel()
         await asyncio.gather(self._output, return_exceptions=True)
+        self._pipe.close()
         self._socket.close(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _pass_on_output(self) -> None:
-        assert self._process.stdout is not None
-        while data := await self._process.stdout.read(8192):
+    def _await_death(self, death: asyncio.Future[None]) -> None:
+        """Run in a thread of its own: reap the process, then tell the loop, if that still runs."""
+        self._process.wait()
+        with contextlib.suppress(RuntimeError):
+            death.get_loop().call_soon_threadsafe(death.set_result, None)
+
+    async def _pass_on(self, output: asyncio.StreamReader) -> None:
+        while data := await output.read(8192):
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             sys.stderr.write(data.decode(errors="replace"))
             sys.stderr.flush()

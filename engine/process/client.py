@@ -26,7 +26,8 @@ from engine.messages import (
     ToModel,
 )
 from engine.process.channel import Channel, deliver
-from engine.process.child import EngineStartError, ModelProcess
+from engine.process.child import ModelProcess
+from engine.process.spawn import EngineStartError, Spawned, spawn
 from engine.settings import EngineSettings
 
 PING_S = 0.5
@@ -48,7 +49,8 @@ class EngineClient:
     """Owns the model process and the streams of requests in it. Lives on one event loop.
 
     `observers` hear every StepOutput once, before the requests it belongs to do. `fault_listeners`
-    hear the ids in force whenever the model process reports them. Invariant: every channel that
+    hear the ids in force whenever the model process reports them. `spawned`, with the same settings and
+    hook, is loading already and becomes the first process. Invariant: every channel that
     `submit` returned gets a Finish for each of its choices, whatever happens to the process.
     """
 
@@ -57,6 +59,7 @@ class EngineClient:
         settings: EngineSettings,
         *,
         hook: str | None = None,
+        spawned: Spawned | None = None,
         observers: Iterable[Observer] = (),
         ready_timeout_s: float = 120.0,
         hung_s: float = 60.0,
@@ -70,6 +73,7 @@ class EngineClient:
         self.restarts = 0
         self.last_error: str | None = None
         self._hook = hook
+        self._spawned = spawned
         self._ready_timeout_s = ready_timeout_s
         self._hung_s = hung_s
         self._channels: dict[str, Channel] = {}
@@ -214,7 +218,8 @@ class EngineClient:
             self._tell("restarting")
 
     async def _launch(self) -> ModelProcess:
-        process = await ModelProcess.launch(self._context, self.settings, self._hook)
+        spawned, self._spawned = self._spawned or spawn(self.settings, self._hook), None
+        process = await ModelProcess.adopt(self._context, spawned)
         self._process = process
         self.ready = await process.hello(self._ready_timeout_s)
         self.last_error = None

@@ -1,6 +1,10 @@
 """The model process: owns the engine, obeys the front, ends with it.
 
-    python -m engine.process.worker --socket ipc:///… --parent PID --settings JSON [--hook module:factory]
+    python -m engine.process.worker --socket ipc:///… --parent PID --began SECONDS [--settings JSON]
+        [--hook module:factory]
+
+`--began` is `time.monotonic()` at the start, a clock that the processes of a machine share. Without
+`--settings` those of the environment hold.
 
 One thread does everything: take all control messages that have arrived, compute one step, send what
 it produced. It never waits for the front to read.
@@ -43,6 +47,7 @@ from engine.settings import EngineSettings
 #: Without a Ping for this long the front counts as gone: no fault, no request outlives it.
 HEARTBEAT_S = 2.0
 _IDLE_MS = 100
+_RECONNECT_MS = 20  # a front that is still starting binds its end a little later
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("quaver.model")
@@ -206,7 +211,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", required=True)
     parser.add_argument("--parent", required=True, type=int)
-    parser.add_argument("--settings", required=True)
+    parser.add_argument("--settings")
+    parser.add_argument("--began", required=True, type=float)
     parser.add_argument("--hook")
     arguments = parser.parse_args()
     end_with_parent(arguments.parent)
@@ -214,15 +220,23 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 
-    settings = EngineSettings.model_validate_json(arguments.settings)
+    imported = time.monotonic()
+    given = arguments.settings
+    settings = EngineSettings.model_validate_json(given) if given else EngineSettings()
     torch.set_num_threads(settings.threads or os.cpu_count() or 1)
     engine = load_engine(settings, load_hook(arguments.hook) if arguments.hook else None)
     gc.collect()
     gc.freeze()
+    log.info(
+        "loaded in %.2f s, of which libraries %.2f s",
+        time.monotonic() - arguments.began,
+        imported - arguments.began,
+    )
 
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.linger = 1000
+    socket.reconnect_ivl = _RECONNECT_MS
     socket.connect(arguments.socket)
     worker = Worker(engine, socket, arguments.parent)
     signal.signal(signal.SIGTERM, worker.stop)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def load(
@@ -33,6 +34,8 @@ def load(
 
     When the time is over nobody asks any more; answers still running get up to 30 seconds to finish.
     """
+    from rich.console import Console
+
     from chaos.load.run import LoadError, run_headless
 
     console = Console(markup=False, emoji=False)
@@ -58,6 +61,8 @@ def load(
 
 def table(report: dict[str, Any]) -> Table:
     """Return the report as a table: one row per duration, outcomes in the caption."""
+    from rich.table import Table
+
     out = Table(title=f"{report['requests']} requests in {report['seconds']:.0f} s", title_justify="left")
     out.add_column("seconds")
     columns = ("count", "mean", "p50", "p95", "p99", "max")

@@ -1,4 +1,4 @@
-"""Small Llama checkpoints in every format we read, and the real model."""
+"""Small checkpoints of every family in every format we read, and the real model."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ TENSORS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -45,8 +47,17 @@ def vocabulary() -> list[str]:
     return [*SPECIALS, *alphabet, *("".join(pair) for pair in MERGES)]
 
 
-def llama(**changes: Any) -> transformers.LlamaForCausalLM:
-    """A seeded random Llama of the peer implementation, a few thousand weights, logits of some size."""
+#: What each family's checkpoints add to the sizes below, so that its own arithmetic shows.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 11, "head_dim": 24},
+    "qwen2": {},
+    "qwen3": {"head_dim": 24},
+}
+
+
+def random_model(family: str = "llama", **changes: Any) -> transformers.PreTrainedModel:
+    """A seeded random model of the peer implementation, a few thousand weights, logits of some size."""
     import transformers
 
     sizes: dict[str, Any] = {
@@ -65,11 +76,14 @@ def llama(**changes: Any) -> transformers.LlamaForCausalLM:
         "initializer_range": 0.2,
     }
     torch.manual_seed(7)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes)).eval()
+    config = transformers.AutoConfig.for_model(family, **sizes | FAMILIES[family] | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
                 weight.normal_(1.0, 0.2)
+            elif name.endswith(".bias"):
+                weight.normal_(0.0, 0.5)
     return model
 
 
@@ -82,11 +96,11 @@ def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def write_folder(tmp_path: Path) -> Callable[..., tuple[Path, transformers.LlamaForCausalLM]]:
+def write_folder(tmp_path: Path) -> Callable[..., tuple[Path, transformers.PreTrainedModel]]:
     """Return a writer of Hugging Face folders: (folder, the peer's model)."""
 
     def write(shard: str = "1GB", bos: bool = False, **changes: Any) -> tuple[Path, Any]:
-        model = llama(**changes)
+        model = random_model(**changes)
         folder = tmp_path / "checkpoint"
         model.save_pretrained(folder, max_shard_size=shard)
         words = tokenizers.Tokenizer(
@@ -111,7 +125,7 @@ def write_folder(tmp_path: Path) -> Callable[..., tuple[Path, transformers.Llama
 
 
 @pytest.fixture
-def write_gguf(tmp_path: Path) -> Callable[..., tuple[Path, transformers.LlamaForCausalLM]]:
+def write_gguf(tmp_path: Path) -> Callable[..., tuple[Path, transformers.PreTrainedModel]]:
     """Return a writer of GGUF files: (file, the peer's model). `keys` replace metadata; None drops one."""
 
     def write(**changes: Any) -> tuple[Path, Any]:
@@ -125,15 +139,16 @@ def save_gguf(
     path: Path,
     *,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
-    architecture: str = "llama",
+    architecture: str | None = None,
+    family: str = "llama",
     keys: dict[str, Any] | None = None,
     extra: dict[str, np.ndarray] | None = None,
     drop: str | None = None,
     **changes: Any,
-) -> transformers.LlamaForCausalLM:
+) -> transformers.PreTrainedModel:
     """Write a random model as GGUF, the way converters do; return the peer's model."""
-    model = llama(**changes)
-    writer = gguf.GGUFWriter(path, architecture)
+    model = random_model(family, **changes)
+    writer = gguf.GGUFWriter(path, architecture or ("llama" if family == "mistral" else family))
     _add_metadata(writer, model.config, keys or {})
     tensors = {
         _gguf_name(name): _gguf_rows(name, weight, model.config)
@@ -162,6 +177,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: Any, keys: dict[str, Any]) ->
         f"{arch}.feed_forward_length": config.intermediate_size,
         f"{arch}.attention.head_count": config.num_attention_heads,
         f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.key_length": getattr(config, "head_dim", None),
+        f"{arch}.attention.sliding_window": getattr(config, "sliding_window", None),
         f"{arch}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         f"{arch}.rope.freq_base": config.rope_parameters["rope_theta"],
         "tokenizer.ggml.model": "gpt2",
@@ -195,14 +212,15 @@ def _gguf_name(name: str) -> str:
     }
     if name in top:
         return top[name]
-    layer, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-    return f"blk.{layer}.{TENSORS[part]}.weight"
+    part, suffix = name.removeprefix("model.layers.").rsplit(".", 1)
+    layer, part = part.split(".", 1)
+    return f"blk.{layer}.{TENSORS[part]}.{suffix}"
 
 
 def _gguf_rows(name: str, weight: torch.Tensor, config: Any) -> np.ndarray:
-    """Q and K rows go from (half, pair) to (pair, half) order inside each head, as converters do."""
+    """Converters put Q and K rows of Llama from (half, pair) to (pair, half) order inside each head."""
     rows = weight.detach().float().numpy()
-    if "q_proj" not in name and "k_proj" not in name:
+    if config.model_type in ("qwen2", "qwen3") or ("q_proj" not in name and "k_proj" not in name):
         return rows
     heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, rows.shape[1])

@@ -71,6 +71,33 @@ def test_attention_of_decode_and_prefill(context: int, groups: int, share: int, 
 
 
 @sizes
+@settings(deadline=None, max_examples=40)
+def test_a_window_is_attention_over_the_last_tokens(context: int, groups: int, share: int, seed: int) -> None:
+    window = seed % 7 + 1
+    k, v, table = paged(context, groups, 8, seed)
+    q = torch.randn(context, groups * share, 8, generator=torch.Generator().manual_seed(seed + 1))
+    prefill = reference.prefill_attention(q, k, v, table, 0, window=window)
+    start = context // 2
+    rest = reference.prefill_attention(q[start:], k, v, table, start, window=window)
+    length = torch.tensor([context])
+    decode = reference.decode_attention(q[-1:], k, v, table, length, window=window)
+    for t in range(context):
+        first = max(0, t + 1 - window)
+        p = naive_attention(q[t].double().numpy(), flat(k, table, t + 1)[first:])
+        values = flat(v, table, t + 1)[first:].repeat(share, axis=1)
+        expected = np.einsum("hc,chd->hd", p, values)
+        np.testing.assert_allclose(prefill[t], expected, atol=1e-5)
+        if t >= start:
+            np.testing.assert_allclose(rest[t - start], expected, atol=1e-5)
+    np.testing.assert_allclose(decode[0], expected, atol=1e-5)
+    found = reference.head_statistics(q[-1:], k, table, length, length, window=window)
+    found = dict(zip(HEAD_SIGNALS, found[0].double().numpy(), strict=True))
+    divergence = (p * np.log(p / p.mean(0))).sum(1)
+    np.testing.assert_allclose(found["head_kl"], divergence, atol=1e-4)
+    np.testing.assert_allclose(found["sink_mass"], p[:, 0] if first == 0 else 0, atol=1e-5)
+
+
+@sizes
 @settings(deadline=None, max_examples=60)
 def test_head_statistics(context: int, groups: int, share: int, seed: int) -> None:
     k, _, table = paged(context, groups, 8, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -18,6 +19,7 @@ from engine.models.config import ModelConfig, ModelError, weight_shapes
 from engine.models.gguf_format import KINDS
 from engine.models.loader import load, load_config, load_tokenizer
 from engine.models.weights import BLOCKS
+from tests.engine.conftest import FAMILIES
 
 Kind = gguf.GGMLQuantizationType
 REUSE = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -142,8 +144,11 @@ def test_safetensors_folder(write_folder, shard, tied, dtype):
     assert loaded.config.quantization == "none"
 
 
-def test_the_same_model_in_both_formats(write_gguf, write_folder):
-    one, other = load(write_gguf()[0]), load(write_folder()[0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_model_in_both_formats(write_gguf, write_folder, family):
+    one, other = load(write_gguf(family=family)[0]), load(write_folder(family=family)[0])
+    of_files = {"name": "", "quantization": "", "eos_ids": (), "architecture": ""}
+    assert replace(one.config, **of_files) == replace(other.config, **of_files)
 
     def same(a, b):
         return (a.kind, a.shape) == (b.kind, b.shape) and np.array_equal(a.data, b.data)
@@ -169,11 +174,16 @@ def test_the_same_model_in_both_formats(write_gguf, write_folder):
         ({"keys": {"llama.feed_forward_length": 95}}, "the config asks"),
         ({"keys": {"tokenizer.ggml.model": "llama"}}, "use the model's safetensors folder"),
         ({"keys": {"tokenizer.ggml.pre": "klingon"}}, "pre-tokenizer 'klingon' is not known"),
-        ({"keys": {"tokenizer.ggml.merges": ["x y"]}}, "lacks a part of the merge"),
+        ({"keys": {"tokenizer.ggml.merges": ["x y"]}}, "merges do not fit the vocabulary"),
         ({"keys": {"tokenizer.ggml.merges": 7}}, "tokenizer cannot be built"),
         ({"keys": {"tokenizer.ggml.pre": None}}, "lacks 'tokenizer.ggml.pre'"),
         ({"keys": {"tokenizer.chat_template": "{% if %}"}}, "chat template"),
-        ({"extra": {"blk.0.attn_q.bias": np.zeros(64, np.float32)}}, "biases"),
+        ({"extra": {"blk.0.attn_q.bias": np.zeros(64, np.float32)}}, "no part of a llama model"),
+        ({"extra": {"blk.0.attn_q_norm.weight": np.zeros(16, np.float32)}}, "no part of a llama model"),
+        ({"extra": {"rope_freqs.weight": np.ones(7, np.float32)}}, "rotary divisors must be 8"),
+        ({"family": "qwen2", "drop": "blk.1.attn_v.bias"}, "lacks 1 tensor"),
+        ({"family": "qwen3", "drop": "blk.1.attn_k_norm.weight"}, "lacks 1 tensor"),
+        ({"keys": {"llama.attention.sliding_window_pattern": [True, False]}}, "some layers only"),
         ({"drop": "blk.1.ffn_up.weight"}, "lacks 1 tensor"),
     ],
 )
@@ -210,6 +220,23 @@ def test_not_a_gguf_file(tmp_path, content):
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "window"),
+    [
+        ("mistral", {"sliding_window": 11}, 11),
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {"sliding_window": 128}, None),
+        ("qwen2", {"sliding_window": 11}, None),
+        ("qwen2", {"sliding_window": 11, "use_sliding_window": True, "max_window_layers": 0}, 11),
+        ("qwen2", {"sliding_window": 11, "use_sliding_window": True, "max_window_layers": 2}, None),
+    ],
+)
+def test_window_of_a_folder(write_folder, family, changes, window):
+    """One that reaches over the whole context is none."""
+    folder, _ = write_folder(family=family, **changes)
+    assert load_config(folder).sliding_window == window
+
+
 def test_nothing_there(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         load(tmp_path / "absent.gguf")
@@ -221,9 +248,18 @@ def test_nothing_there(tmp_path):
     ("change", "said"),
     [
         (
-            {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
-            "'MistralForCausalLM' is not supported",
+            {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"},
+            "'GemmaForCausalLM' is not supported",
         ),
+        ({"model_type": "qwen2"}, "'LlamaForCausalLM' is not supported"),
+        (
+            {
+                **{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True},
+                **{"sliding_window": 11, "layer_types": ["full_attention", "sliding_attention"]},
+            },
+            "some layers only",
+        ),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, "lacks 'factor'"),
         ({"quantization_config": {"bits": 4}}, "use a GGUF file"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "'yarn' are not supported"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),

@@ -16,9 +16,11 @@ from engine.kv.pages import PagePool
 from engine.messages import RequestMeta, SamplingParams, Submit
 from engine.models.llama import Llama
 from engine.models.loader import LoadedModel, load
+from engine.models.rotary import llama3_divisors
 from engine.models.step import Batch
 from engine.settings import EngineSettings
 from engine.text import TextStream
+from tests.engine.conftest import FAMILIES
 
 PAGE = 16
 PROMPTS = (
@@ -176,9 +178,70 @@ def test_logits_of_random_folders(write_folder, tied, groups):
     compare(load(folder), peer)
 
 
-def test_logits_of_a_random_gguf_file(write_gguf):
-    path, peer = write_gguf()
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_random_folders_of_each_family(write_folder, family, tied):
+    folder, peer = write_folder(family=family, tie_word_embeddings=tied)
+    compare(load(folder), peer)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_random_gguf_files_of_each_family(write_gguf, family, tied):
+    path, peer = write_gguf(family=family, tie_word_embeddings=tied)
     compare(load(path), peer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_of_each_family(write_gguf, family):
+    path, peer = write_gguf(family=family)
+    prompt = list(range(5, 28))
+    tokens = generate(runnable(load(path)), prompt, max_tokens=40)
+    with torch.inference_mode():
+        expected = peer.generate(
+            torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=[2, 0], pad_token_id=2
+        )
+    assert len(tokens) > 5
+    assert tokens == expected[0, len(prompt) :].tolist()
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def test_logits_of_a_folder_with_stretched_rotary_positions(write_folder):
+    folder, peer = write_folder(rope_parameters=LLAMA3)
+    loaded = load(folder)
+    divisors = loaded.config.rope_divisors
+    assert divisors is not None
+    assert divisors[0] == 1.0 < divisors[1] < divisors[2] == 8.0, "all three ranges"
+    compare(loaded, peer)
+
+
+def test_logits_of_a_gguf_file_with_stretched_rotary_positions(write_gguf):
+    """Converters write the divisors themselves."""
+    divisors = llama3_divisors(5000.0, 16, LLAMA3)
+    path, peer = write_gguf(
+        rope_parameters=LLAMA3, extra={"rope_freqs.weight": np.array(divisors, np.float32)}
+    )
+    compare(load(path), peer)
+
+
+def test_a_window_changes_what_is_seen(write_gguf):
+    """The parity above would not notice a peer that ignores its window too."""
+    ids = list(range(5, 45))
+    near, far = (
+        logits_of(runnable(load(write_gguf(family="mistral", sliding_window=window)[0])), ids, 20)
+        for window in (11, None)
+    )
+    assert torch.allclose(near[:11], far[:11], atol=1e-4)
+    assert not torch.allclose(near[11:], far[11:], atol=0.1)
 
 
 def compare(loaded: LoadedModel, peer: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
@@ -36,6 +37,25 @@ def tokenizer(template: str | None = CHATML, add_bos: bool = False) -> Tokenizer
 
 
 PLAIN = tokenizer()
+
+
+def qwen() -> tuple[Tokenizer, transformers.PreTrainedTokenizerFast]:
+    """A small vocabulary in the hands of both implementations."""
+    tokens = [*SPECIALS, *LETTERS, "he", "Ġhe", "Ã©"]
+    merges = [("h", "e"), ("Ġ", "he"), ("Ã", "©")]
+    backend = byte_level_bpe(tokens, merges, pre_tokenizer="qwen2", special=SPECIALS)
+    peer = transformers.Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=merges,
+        unk_token=None,
+        pad_token=None,
+        eos_token="<|im_end|>",
+        additional_special_tokens=SPECIALS[:2],
+    )
+    return Tokenizer(backend, template=None, bos_id=None, eos_ids=(2,), add_bos=False), peer
+
+
+QWEN, PEER_OF_QWEN = qwen()
 
 
 @given(text=st.text())
@@ -153,6 +173,61 @@ def test_digits_and_contractions_are_cut_as_the_names_say():
     assert cut("smollm", "it's 1234 ok") == ["it", "'s", "Ġ", "1", "2", "3", "4", "Ġok"]
     assert cut("gpt-2", "it's 1234 ok") == ["it", "'s", "Ġ1234", "Ġok"]
     assert cut("llama-bpe", "IT'S 1234 ok") == ["IT", "'S", "Ġ", "123", "4", "Ġok"]
+
+
+@given(text=st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_qwen_cuts_text_as_the_peer_does(text):
+    """Unlike the others it composes accents first, and keeps no two digits together."""
+    assert QWEN.encode(text) == PEER_OF_QWEN.encode(text, add_special_tokens=False)
+
+
+def test_qwen_on_what_is_special_about_it():
+    for text in ("it's 1234 ok\n\n  x", "e\u0301 = \u00e9", "<|im_end|>he<|im_end|>"):
+        assert QWEN.encode(text) == PEER_OF_QWEN.encode(text, add_special_tokens=False), text
+
+
+THINKING = """
+{%- set ns = namespace(asked=0) -%}
+{%- for m in messages[::-1] -%}
+  {%- if m.role == 'user' and ns.asked == 0 and not m.content.startswith('<tool') -%}
+    {%- set ns.asked = messages|length - 1 - loop.index0 -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- if tools %}{{ tools | tojson }}{% endif -%}
+{%- for m in messages -%}
+  {%- set said = m.content if m.content is string else '' -%}
+  {%- if m.role == 'assistant' and '</think>' in said -%}
+    {%- set thought = said.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') -%}
+    {%- set said = said.split('</think>')[-1].lstrip('\n') -%}
+    {%- if loop.index0 > ns.asked and (loop.last or thought) -%}
+      {%- set said = '<think>\n' + thought.strip('\n') + '\n</think>\n\n' + said -%}
+    {%- endif -%}
+  {%- endif -%}
+  {{- '<|im_start|>' + m.role + '\n' + said + '<|im_end|>' + '\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<|im_start|>assistant\n' -}}
+  {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif -%}
+{%- endif -%}
+"""
+
+
+def test_template_of_a_model_that_thinks():
+    """The means that Qwen's templates use, rendered as the peer does."""
+    messages = [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "<think>\nlong\n</think>\n\nanswer"},
+        {"role": "user", "content": "second"},
+    ]
+    expected = PEER_OF_QWEN.apply_chat_template(
+        messages, chat_template=THINKING, tokenize=False, add_generation_prompt=True
+    )
+    assert tokenizer(THINKING).chat(messages) == expected
+    assert "long" not in expected
+    assert "answer" in expected
+    open_answer = [*messages, {"role": "assistant", "content": "<think>\nwell\n</think>\n\nIt is"}]
+    assert tokenizer(THINKING).chat(open_answer).endswith("It is")
 
 
 def test_byte_fallback_vocabulary():

@@ -121,6 +121,12 @@ def product(
     return out
 
 
+def scratch(weights: Packed, panels: int) -> NDArray[np.uint8]:
+    """What a wide product of so many panels needs."""
+    weights.library.quaver_wide_scratch_bytes.restype = ctypes.c_size_t
+    return aligned(weights.library.quaver_wide_scratch_bytes(weights.handle, panels))
+
+
 def wide_product(
     weights: Packed,
     x: NDArray[np.uint16],
@@ -131,11 +137,9 @@ def wide_product(
 ) -> Floats:
     """bf16 rows times panels [panel, panel + panels): [rows, stride]; what is not written stays NaN."""
     panels = weights.panels - panel if panels is None else panels
-    library = weights.library
-    library.quaver_wide_scratch_bytes.restype = ctypes.c_size_t
-    scratch = aligned(library.quaver_wide_scratch_bytes(weights.handle, panels))
+    room = scratch(weights, panels)
     out = np.full((len(x), stride or panels * PANEL), np.nan, np.float32)
-    library.quaver_wide_product(
+    weights.library.quaver_wide_product(
         weights.handle,
         panel,
         panels,
@@ -143,6 +147,6 @@ def wide_product(
         len(x),
         pointer(out),
         ctypes.c_int64(out.shape[1]),
-        pointer(scratch),
+        pointer(room),
     )
     return out

@@ -16,8 +16,8 @@ import pytest
 
 from engine.messages import AttachFault, RequestMeta, SamplingParams, StepOutput, Submit
 from engine.process.channel import Channel
-from engine.process.child import EngineStartError
 from engine.process.client import EngineClient, EngineLostError
+from engine.process.spawn import EngineStartError
 from engine.settings import EngineSettings
 
 
