@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
@@ -42,7 +43,6 @@ _COMMON = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-w",
 )
@@ -70,32 +70,42 @@ def library(isa: str, cache: Path) -> Path:
         return shipped
     compiler = _compiler()
     cache = cache.expanduser()
-    target = cache / f"quaver-{isa}-{_digest((*flags, *_version(compiler)))}.so"
+    target = cache / f"quaver-{isa}-{_digest((*flags, _run(compiler, '--version')))}.so"
     if not target.exists():
         _compile(compiler, flags, target)
     return target
 
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    """Compile every source on its own, all at once, and link them into `target`."""
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=target.stem, suffix=".tmp", dir=target.parent)
+        with tempfile.TemporaryDirectory(prefix=target.stem, dir=target.parent) as folder:
+            built = Path(folder) / target.name
+            sources = sorted(SOURCES.glob("*.cpp"))
+            objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                pairs = zip(sources, objects, strict=True)
+                runs = [pool.submit(_run, compiler, *flags, "-c", source, "-o", to) for source, to in pairs]
+                for run in runs:
+                    run.result()
+            _run(compiler, "-shared", "-pthread", *objects, "-o", built)
+            built.replace(target)
     except OSError as error:
-        raise BuildError(f"{target.parent} cannot be written: {error.strerror or error}") from error
-    os.close(handle)
-    temporary = Path(name)
-    command = [compiler, *flags, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", name]
+        raise BuildError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def _run(compiler: str, *arguments: str | Path) -> str:
+    command = [compiler, *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)  # noqa: S603
-        if done.returncode:
-            raise BuildError(f"{compiler} failed on the native kernels:\n{done.stderr[-2000:]}")
-        temporary.replace(target)
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{compiler} took more than {_COMPILE_S} s for the native kernels") from error
+        raise BuildError(f"{compiler} took more than {_COMPILE_S} s for a native kernel") from error
     except OSError as error:
-        raise BuildError(f"{compiler} could not write {target}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise BuildError(f"{compiler} does not run: {error.strerror or error}") from error
+    if done.returncode:
+        raise BuildError(f"{compiler} failed on the native kernels:\n{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def _digest(extra: tuple[str, ...]) -> str:
@@ -111,14 +121,6 @@ def _compiler() -> str:
         if name and (found := shutil.which(name)):
             return found
     raise BuildError("no C++ compiler is installed (apt-get install g++)")
-
-
-def _version(compiler: str) -> tuple[str]:
-    try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
-        return (done.stdout,)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise BuildError(f"{compiler} does not run: {error}") from error
 
 
 def _known() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:

@@ -181,7 +181,10 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
   const size_t tile = aligned(size_t(T) * (wide ? WIDE_TILE : NARROW_TILE) * PANEL * 4 * (compensated ? 2 : 1));
   const size_t line = aligned(size_t(std::max(widest, c.intermediate)) * 4);
   const size_t attention = aligned(std::max(decode_scratch_bytes(heads, longest), prefills.empty() ? 0 : prefill_scratch_bytes(heads, longest)));
-  const size_t unpacked = wide ? aligned(std::max(wide_scratch_bytes(m.layers[0].gate_up, WIDE_TILE), wide_scratch_bytes(m.layers[0].down, WIDE_TILE))) : 0;
+  size_t unpacked = 0;
+  if (wide)
+    for (const Matrix* w : {&m.layers[0].qkv, &m.layers[0].output, &m.layers[0].gate_up, &m.layers[0].down})
+      unpacked = std::max(unpacked, aligned(wide_scratch_bytes(*w, WIDE_TILE)));
   for (int t = 0; t < team.size(); ++t) {
     uint8_t* memory = m.buffers.get(PER_THREAD + t, tile + 2 * line + attention + unpacked + input_bytes(PRIVATE, widest));
     Thread own;
