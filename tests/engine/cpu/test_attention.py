@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -102,7 +103,7 @@ class Case:
         )
         own, at = torch.arange(first, self.context)[:, None], torch.arange(self.context)
         seen = (at <= own) & ((at > own - self.window) | (self.window == 0))
-        return (scores * self.width**-0.5).masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+        return (scores / math.sqrt(self.width)).masked_fill(~seen[:, None], float("-inf")).softmax(-1)
 
     def attention(self, first: int) -> tuple[Tensor, Tensor]:
         """Attention of positions `first` …, and the sizes of what is summed: [rows, H, D] fp64 each."""
@@ -341,7 +342,8 @@ def test_a_token_is_rotated_and_stored(
     angles = torch.arange(50)[:, None] * 0.3 ** torch.arange(width // 2)
     cos, sin = angles.cos(), angles.sin()
     row = case.qkv[0].clone()
-    bias, q_norm, k_norm = (torch.randn(n) for n in (len(row), width, width))
+    random = torch.Generator().manual_seed(case.seed)
+    bias, q_norm, k_norm = (torch.randn(n, generator=random) for n in (len(row), width, width))
 
     expected = row.view(-1, width).clone()
     x = (row + bias if extras else row).view(-1, width)
@@ -368,7 +370,7 @@ def test_a_token_is_rotated_and_stored(
         ctypes.c_int64(slot),
         -1 if only is None else groups[0],
     )
-    torch.testing.assert_close(row.view(-1, width), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(row.view(-1, width), expected, rtol=1e-5, atol=1e-4)
     # fp32 results a hair apart may round to neighbouring bf16 values.
-    torch.testing.assert_close(case.keys, keys, rtol=BF16, atol=1e-5, equal_nan=True)
-    torch.testing.assert_close(case.values, values, rtol=BF16, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(case.keys, keys, rtol=2 * BF16, atol=1e-4, equal_nan=True)
+    torch.testing.assert_close(case.values, values, rtol=2 * BF16, atol=1e-4, equal_nan=True)

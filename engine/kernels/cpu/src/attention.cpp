@@ -1,39 +1,15 @@
-#include "attention.h"
-
-#include <algorithm>
 #include <type_traits>
 
-#include "simd.h"
+#include "softmax.h"
 
 namespace quaver {
+
+using namespace attention;
+
 namespace {
 
 // Floats that one head of a part leaves: largest score, Σ exp(score − largest), 14 unused, then Σ exp(…) · value [width].
 constexpr int FOUND = LANES;
-
-// The widest vectors that are one register; N lanes.
-#if defined(__AVX512F__)
-typedef f32x16 Lanes;
-#elif defined(__AVX2__)
-typedef float Lanes __attribute__((vector_size(32)));
-#else
-typedef float Lanes __attribute__((vector_size(16)));
-#endif
-constexpr int N = sizeof(Lanes) / sizeof(float);
-
-inline Lanes load_lanes(const float* from) {
-  Lanes v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-
-inline Lanes load_lanes(const uint16_t* bf16) {
-  typedef uint16_t Halves __attribute__((vector_size(2 * N)));
-  typedef uint32_t Words __attribute__((vector_size(4 * N)));
-  Halves v;
-  std::memcpy(&v, bf16, sizeof v);
-  return bits<Lanes>(__builtin_convertvector(v, Words) << 16);
-}
 
 // Lane i of the result is the sum of v[i].
 inline f32x16 sums(Lanes (&v)[LANES]) {
@@ -53,13 +29,13 @@ inline f32x16 sums(Lanes (&v)[LANES]) {
 #undef FOLD
   return v[0];
 #else
-  f32x16 all;
+  f32x16 found;
   for (int i = 0; i < LANES; ++i) {
     float total = 0;
     for (int j = 0; j < N / 2; ++j) total += v[i][j] + v[i][j + N / 2];
-    all[i] = total;
+    found[i] = total;
   }
-  return all;
+  return found;
 #endif
 }
 
@@ -114,7 +90,7 @@ void blend_values(const float* weights, const uint16_t* values, const int64_t* p
     for (int k = 0; k < BATCH; ++k) add(i, k);
   for (int k = 0; k < count - i; ++k) add(i, k);
   for (int h = 0; h < HEADS; ++h)
-    for (int v = 0; v < VECTORS; ++v) std::memcpy(out + h * out_stride + v * N, &total[h][v], sizeof(Lanes));
+    for (int v = 0; v < VECTORS; ++v) store_lanes(out + h * out_stride + v * N, total[h][v]);
 }
 
 // Calls step(columns, from) with 64, 32 and 16 columns until the width is covered.
@@ -156,20 +132,24 @@ void attend(const float* q, const Pages& pages, Part& part, float* found, float*
   });
   float* const last = scores + (vectors - 1) * LANES;
   for (int k = count - (vectors - 1) * BATCH; k < BATCH; ++k)
-    for (int h = 0; h < HEADS; ++h) last[h * BATCH + k] = -std::numeric_limits<float>::infinity();
+    for (int h = 0; h < HEADS; ++h) last[h * BATCH + k] = -INFINITE;
 
-  f32x16 most = load(scores), total = splat(0.f);
-  for (int i = 1; i < vectors; ++i) most = max(most, load(scores + i * LANES));
-  float peak[LANES] = {};  // of each lane's head
-  for (int h = 0; h < HEADS; ++h) {
-    float largest = most[h * BATCH];
-    for (int k = 1; k < BATCH; ++k) largest = std::max(largest, most[h * BATCH + k]);
-    std::fill(peak + h * BATCH, peak + (h + 1) * BATCH, largest);
+  float peak[LANES], total[LANES];  // of each lane
+  for (int lane = 0; lane < LANES; lane += N) {
+    Lanes most = all(-INFINITE);
+    for (int i = 0; i < vectors; ++i) most = larger(load_lanes(scores + i * LANES + lane), most);
+    store_lanes(peak + lane, most);
   }
-  for (int i = 0; i < vectors; ++i) {
-    const f32x16 e = exp(load(scores + i * LANES) - load(peak));
-    store(scores + i * LANES, e);
-    total += e;
+  for (int h = 0; h < HEADS; ++h) std::fill_n(peak + h * BATCH, BATCH, *std::max_element(peak + h * BATCH, peak + (h + 1) * BATCH));
+  for (int lane = 0; lane < LANES; lane += N) {
+    const Lanes least = load_lanes(peak + lane);
+    Lanes added{};
+    for (int i = 0; i < vectors; ++i) {
+      const Lanes weight = exp2_falling((load_lanes(scores + i * LANES + lane) - least) * LOG2_E);
+      store_lanes(scores + i * LANES + lane, weight);
+      added += weight;
+    }
+    store_lanes(total + lane, added);
   }
   for (int h = 0; h < HEADS; ++h) {
     float* const mine = found + h * found_stride;
@@ -231,7 +211,7 @@ void decode_attention_merge(const Heads& heads, int position, int group, const f
   for (int h = 0; h < share; ++h) {
     const float* const mine = parts + h * (FOUND + width);
     const int64_t head = int64_t(group) * share + h;
-    float peak = -std::numeric_limits<float>::infinity(), total = 0;
+    float peak = -INFINITE, total = 0;
     for (int i = seen / PART; i < count; ++i) peak = std::max(peak, mine[i * part_floats]);
     for (int i = seen / PART; i < count; ++i)
       total += std::exp(mine[i * part_floats] - peak) * mine[i * part_floats + 1];

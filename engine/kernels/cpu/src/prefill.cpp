@@ -2,51 +2,52 @@
 
 #include <type_traits>
 
-namespace quaver {
+namespace quaver::attention {
 namespace {
 
 // The layout: keys transposed, [chunks, width, CHUNK] fp32, then values [chunks · CHUNK, width] fp32.
 // The scratch: queries [QUERIES, width], then scores [QUERIES, score_stride].
-constexpr int ROWS = 4;  // queries whose sums are held in registers
-
-static_assert(CHUNK == 2 * LANES && QUERIES % ROWS == 0);
+// Sums of ROWS queries, by two vectors of keys or by COLUMNS of the width, are held in registers.
+constexpr int ROWS = N == 16 ? 8 : 4;
 
 // scores[row][key] = q[row] · key for ROWS rows and one chunk of keys.
 void score_chunk(const float* q, const float* keys, int width, float* scores, int64_t stride) {
-  f32x16 total[ROWS][2];
-  for (int r = 0; r < ROWS; ++r) total[r][0] = total[r][1] = splat(0.f);
-  for (int c = 0; c < width; ++c, keys += CHUNK) {
-    const f32x16 left = load(keys), right = load(keys + LANES);
-    for (int r = 0; r < ROWS; ++r) {
-      const f32x16 x = splat(q[r * width + c]);
-      total[r][0] += x * left;
-      total[r][1] += x * right;
+  for (int at = 0; at < CHUNK; at += 2 * N) {
+    Lanes total[ROWS][2] = {};
+    for (int c = 0; c < width; ++c) {
+      const Lanes left = load_lanes(keys + c * CHUNK + at), right = load_lanes(keys + c * CHUNK + at + N);
+      for (int r = 0; r < ROWS; ++r) {
+        total[r][0] += left * q[r * width + c];
+        total[r][1] += right * q[r * width + c];
+      }
     }
-  }
-  for (int r = 0; r < ROWS; ++r) {
-    store(scores + r * stride, total[r][0]);
-    store(scores + r * stride + LANES, total[r][1]);
+    for (int r = 0; r < ROWS; ++r)
+      for (int i = 0; i < 2; ++i) store_lanes(scores + r * stride + at + i * N, total[r][i]);
   }
 }
 
-// out[row] = scale[row] · Σ weights[row][i] · value[i] over 16 · VECTORS columns, for the first `rows` of ROWS rows.
-template <int VECTORS>
+// out[row] = scale[row] · Σ weights[row][i] · value[i] over COLUMNS columns, for the first `rows` of 4 rows.
+template <int COLUMNS>
 void blend_values(const float* weights, int64_t stride, const float* values, int width, int count, const float* scale, int rows,
                   float* out, int64_t out_stride) {
-  f32x16 total[ROWS][VECTORS];
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < VECTORS; ++v) total[r][v] = splat(0.f);
+  constexpr int VECTORS = COLUMNS / N;
+  Lanes total[4][VECTORS] = {};
   for (int i = 0; i < count; ++i, values += width) {
-    f32x16 value[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) value[v] = load(values + v * LANES);
-    for (int r = 0; r < ROWS; ++r)
-      for (int v = 0; v < VECTORS; ++v) total[r][v] += splat(weights[r * stride + i]) * value[v];
+    Lanes value[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) value[v] = load_lanes(values + v * N);
+    for (int r = 0; r < 4; ++r)
+      for (int v = 0; v < VECTORS; ++v) total[r][v] += value[v] * weights[r * stride + i];
   }
   for (int r = 0; r < rows; ++r)
-    for (int v = 0; v < VECTORS; ++v) store(out + r * out_stride + v * LANES, total[r][v] * splat(scale[r]));
+    for (int v = 0; v < VECTORS; ++v) store_lanes(out + r * out_stride + v * N, total[r][v] * scale[r]);
 }
 
 }  // namespace
+}  // namespace quaver::attention
+
+namespace quaver {
+
+using namespace attention;
 
 size_t prefill_layout_bytes(const Heads& heads, int context) {
   if (tiles_fit(heads)) return tiles_layout_bytes(heads, context);
@@ -99,18 +100,18 @@ void prefill_attention(const float* qkv, int64_t qkv_stride, const Heads& heads,
     for (int r = 0; r < block.rows; ++r) {
       float* const row = scores + int64_t(r) * stride;
       inverse[r] = 1.f / softmax(row, block, block.seen_from(heads, r), block.seen_to(r), scale,
-                                 [&](int at, f32x16 weights) { store(row + at, weights); });
+                                 [&](int at, Lanes weights) { store_lanes(row + at, weights); });
     }
-    for (int r = 0; r < rows; r += ROWS) {
+    for (int r = 0; r < block.rows; r += 4) {
       float* const to = out + (block.first + r) * out_stride + int64_t(head) * width;
-      const float* const weights = scores + int64_t(r) * stride + block.from;
-      const auto blend = [&](auto vectors, int c) {
-        blend_values<vectors>(weights, stride, values + int64_t(block.from) * width + c, width, block.to - block.from, inverse + r,
-                              std::min(ROWS, block.rows - r), to + c, out_stride);
+      const auto blend = [&](auto columns, int c) {
+        blend_values<columns>(scores + int64_t(r) * stride + block.from, stride, values + int64_t(block.from) * width + c, width,
+                              block.to - block.from, inverse + r, std::min(4, block.rows - r), to + c, out_stride);
       };
+      constexpr int most = N == 16 ? 64 : 16;
       int c = 0;
-      for (; width - c >= 64; c += 64) blend(std::integral_constant<int, 4>{}, c);
-      for (; width - c >= 16; c += 16) blend(std::integral_constant<int, 1>{}, c);
+      for (; width - c >= most; c += most) blend(std::integral_constant<int, most>{}, c);
+      for (; width - c >= 16; c += 16) blend(std::integral_constant<int, 16>{}, c);
     }
   }
 }

@@ -1,12 +1,9 @@
 // What the portable and the tiled prefill share, and the tiled one's functions.
 #pragma once
 
-#include <algorithm>
+#include "softmax.h"
 
-#include "attention.h"
-#include "simd.h"
-
-namespace quaver {
+namespace quaver::attention {
 
 constexpr int CHUNK = 32;  // keys; the context is padded to whole chunks of zeros
 
@@ -31,37 +28,28 @@ struct Block {
   int seen_to(int row) const { return position + row + 1; }
 };
 
-// Lanes whose key, from `at` on, lies in [from, to); the others are −inf.
-inline f32x16 only(f32x16 scores, int at, int from, int to) {
-  if (at >= from && at + LANES <= to) return scores;
-  const i32x16 key = i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + at;
-  return (key >= from) & (key < to) ? scores : splat(-std::numeric_limits<float>::infinity());
-}
-
-// Turns one row of scores over the block's keys into exp(scale · (score − largest)), 0 where the row does not see, and
-// passes each vector of them to `put(at, weights)` in ascending order. Returns their sum.
+// Turns the row's scores over the block's keys into exp(scale · (score − largest)), 0 where the row does not see, and
+// passes each vector of them to `put(at, weights)` in ascending order. Overwrites scores that are not seen. Returns their sum.
 template <class Put>
-float softmax(const float* scores, const Block& block, int from, int to, float scale, const Put& put) {
-  f32x16 most = splat(-std::numeric_limits<float>::infinity());
-  for (int at = from / LANES * LANES; at < to; at += LANES) most = max(most, only(load(scores + at), at, from, to));
-  const f32x16 peak = splat(largest(most));
-  f32x16 total = splat(0.f);
-  for (int at = block.from; at < block.to; at += LANES) {
-    if (at + LANES <= from || at >= to) {
-      put(at, splat(0.f));
-      continue;
+float softmax(float* scores, const Block& block, int from, int to, float scale, const Put& put) {
+  static_assert(CHUNK % (2 * N) == 0);
+  const int first = from / CHUNK * CHUNK, last = padded(to);
+  std::fill(scores + first, scores + from, -INFINITE);
+  std::fill(scores + to, scores + last, -INFINITE);
+  Lanes most[2] = {all(-INFINITE), all(-INFINITE)};
+  for (int at = first; at < last; at += 2 * N)
+    for (int i = 0; i < 2; ++i) most[i] = larger(load_lanes(scores + at + i * N), most[i]);
+  const float factor = scale * LOG2_E, offset = largest(larger(most[0], most[1])) * factor;
+  Lanes total[2] = {};
+  for (int at = block.from; at < first; at += N) put(at, Lanes{});
+  for (int at = first; at < last; at += 2 * N)
+    for (int i = 0; i < 2; ++i) {
+      const Lanes weight = exp2_falling(load_lanes(scores + at + i * N) * factor - offset);
+      put(at + i * N, weight);
+      total[i] += weight;
     }
-    const f32x16 weight = exp((only(load(scores + at), at, from, to) - peak) * splat(scale));
-    put(at, weight);
-    total += weight;
-  }
-  return sum(total);
-}
-
-// A row of keys or values of one sequence and group.
-inline int64_t row_of(const Pages& pages, const int32_t* table, int at, int group) {
-  const int64_t slot = int64_t(table[at / pages.page_size]) * pages.page_size + at % pages.page_size;
-  return (slot * pages.groups + group) * pages.width;
+  for (int at = last; at < block.to; at += N) put(at, Lanes{});
+  return sum(total[0] + total[1]);
 }
 
 // Prefill by matrix tiles. The same contract as in attention.h.
@@ -72,4 +60,4 @@ size_t tiles_scratch_bytes(const Heads&, int context);
 void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads&, int start, int count, int group, int block,
                      const void* layout, float* out, int64_t out_stride, void* scratch);
 
-}  // namespace quaver
+}  // namespace quaver::attention

@@ -1,9 +1,9 @@
 #include "matrix.h"
 #include "prefill.h"
 
-namespace quaver {
+namespace quaver::attention {
 
-#if defined(__AMX_BF16__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
 namespace {
 
@@ -26,6 +26,11 @@ struct Scratch {
   Scratch(void* at, int width)
       : q(static_cast<uint16_t*>(at)), result(reinterpret_cast<float*>(q + QUERIES * width)), scores(result + QUERIES * 32) {}
 };
+
+inline void put_bf16(uint16_t* to, f32x16 v) {
+  const auto rounded = _mm512_cvtneps_pbh((__m512)v);
+  std::memcpy(to, &rounded, sizeof rounded);
+}
 
 // Makes all eight tiles whole; released at the end.
 struct Tiles {
@@ -146,16 +151,16 @@ void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, i
   for (int head = group * share; head < (group + 1) * share; ++head) {
     for (int r = 0; r < QUERIES; ++r)
       for (int c = 0; c < width; c += LANES)
-        store_bf16(mine.q + r * width + c,
+        put_bf16(mine.q + r * width + c,
                    r < block.rows ? load(qkv + (block.first + r) * qkv_stride + head * width + c) : splat(0.f));
     for (int at = block.from; at < block.to; at += CHUNK)
       score_chunk(mine.q, keys + int64_t(at) * width, width, mine.scores + at, stride);
     float inverse[QUERIES];
     for (int r = 0; r < block.rows; ++r) {
-      const float* const row = mine.scores + int64_t(r) * stride;
-      uint16_t* const weights = reinterpret_cast<uint16_t*>(mine.scores + int64_t(r) * stride);
+      float* const row = mine.scores + int64_t(r) * stride;
+      uint16_t* const weights = reinterpret_cast<uint16_t*>(row);
       inverse[r] = 1.f / softmax(row, block, block.seen_from(heads, r), block.seen_to(r), scale,
-                                 [&](int at, f32x16 weight) { store_bf16(weights + at, weight); });
+                                 [&](int at, Lanes weight) { put_bf16(weights + at, weight); });
     }
     const uint16_t* const weights = reinterpret_cast<const uint16_t*>(mine.scores);
     for (int c = 0; c < width; c += 32) {
@@ -180,4 +185,4 @@ void tiles_attention(const float*, int64_t, const Heads&, int, int, int, int, co
 
 #endif
 
-}  // namespace quaver
+}  // namespace quaver::attention

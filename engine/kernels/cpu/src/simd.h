@@ -83,8 +83,40 @@ inline f32x16 load_f16(const uint16_t* from) {
 #endif
 }
 
-inline f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
-inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
+// Compilers lower arithmetic on vectors wider than the machine's well, but comparisons and choices lane by lane (twenty times
+// slower). Functions that have any are written for the machine's own width, and applied part by part.
+#if defined(__AVX512F__)
+constexpr int NATIVE = 16;
+#elif defined(__AVX2__)
+constexpr int NATIVE = 8;
+#else
+constexpr int NATIVE = 4;
+#endif
+typedef float f32xn __attribute__((vector_size(4 * NATIVE)));
+typedef int32_t i32xn __attribute__((vector_size(4 * NATIVE)));
+typedef uint32_t u32xn __attribute__((vector_size(4 * NATIVE)));
+
+template <class Function, class... Whole>
+inline f32x16 by_parts(const Function& function, const Whole&... whole) {
+  f32x16 result;
+  for (size_t at = 0; at < sizeof result; at += sizeof(f32xn)) {
+    const auto part = [at](const f32x16& v) {
+      f32xn p;
+      std::memcpy(&p, reinterpret_cast<const char*>(&v) + at, sizeof p);
+      return p;
+    };
+    const f32xn p = function(part(whole)...);
+    std::memcpy(reinterpret_cast<char*>(&result) + at, &p, sizeof p);
+  }
+  return result;
+}
+
+inline f32x16 min(f32x16 a, f32x16 b) {
+  return by_parts([](f32xn x, f32xn y) { return x < y ? x : y; }, a, b);
+}
+inline f32x16 max(f32x16 a, f32x16 b) {
+  return by_parts([](f32xn x, f32xn y) { return x > y ? x : y; }, a, b);
+}
 inline f32x16 abs(f32x16 a) { return bits<f32x16>(bits<u32x16>(a) & 0x7fffffff); }
 
 inline float sum(f32x16 v) {
@@ -114,56 +146,60 @@ inline f32x16 first(f32x16 v, int count, float rest) {
   return lane < count ? v : splat(rest);
 }
 
-// e^x, relative error below 2e-7 on [-87, 88]; 0 below, +inf above, NaN for NaN.
-inline f32x16 exp(f32x16 x) {
-  const f32x16 log2e = splat(1.44269504088896341f);
-  f32x16 clamped = min(max(x, splat(-88.f)), splat(89.f));
-  f32x16 t = clamped * log2e;
-  const f32x16 magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
-  f32x16 shifted = t + magic;
-  f32x16 n = shifted - magic;
-  f32x16 r = clamped - n * splat(0.693145751953125f);
-  r = r - n * splat(1.428606765330187e-06f);
-  f32x16 p = splat(1.9875691500e-4f);
-  p = p * r + splat(1.3981999507e-3f);
-  p = p * r + splat(8.3334519073e-3f);
-  p = p * r + splat(4.1665795894e-2f);
-  p = p * r + splat(1.6666665459e-1f);
-  p = p * r + splat(5.0000001201e-1f);
-  p = p * r * r + r + splat(1.f);
-  i32x16 exponent = bits<i32x16>(shifted) - bits<i32x16>(magic);
+inline f32xn exp_part(f32xn x) {
+  const f32xn low = f32xn{} - 88.f, high = f32xn{} + 89.f;
+  f32xn clamped = x > low ? x : low;
+  clamped = clamped < high ? clamped : high;
+  const f32xn magic = f32xn{} + 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  const f32xn shifted = clamped * 1.44269504088896341f + magic;
+  const f32xn n = shifted - magic;
+  f32xn r = clamped - n * 0.693145751953125f;
+  r = r - n * 1.428606765330187e-06f;
+  f32xn p = f32xn{} + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  const i32xn exponent = (i32xn)shifted - (i32xn)magic;
   // Two factors keep 2^n in range for n = 128 and for results near the smallest normal.
-  i32x16 half = exponent >> 1;
-  f32x16 a = bits<f32x16>((half + 127) << 23), b = bits<f32x16>((exponent - half + 127) << 23);
-  f32x16 y = p * a * b;
-  y = x < splat(-87.5f) ? splat(0.f) : y;
-  y = x > splat(88.8f) ? splat(std::numeric_limits<float>::infinity()) : y;
+  const i32xn half = exponent >> 1;
+  f32xn y = p * (f32xn)((half + 127) << 23) * (f32xn)((exponent - half + 127) << 23);
+  y = x < -87.5f ? f32xn{} : y;
+  y = x > 88.8f ? f32xn{} + std::numeric_limits<float>::infinity() : y;
   return x != x ? x : y;
 }
 
-// ln x for normal positive x, relative error below 3e-7; -inf for 0 and subnormals.
-inline f32x16 log(f32x16 x) {
-  u32x16 u = bits<u32x16>(x);
-  i32x16 e = bits<i32x16>(u >> 23) - 126;
-  f32x16 m = bits<f32x16>((u & 0x007fffff) | 0x3f000000);  // [0.5, 1)
-  i32x16 small = m < splat(0.707106781186547524f);
+// e^x, relative error below 2e-7 on [-87, 88]; 0 below, +inf above, NaN for NaN.
+inline f32x16 exp(f32x16 x) { return by_parts(exp_part, x); }
+
+inline f32xn log_part(f32xn x) {
+  i32xn e = (i32xn)((u32xn)x >> 23) - 126;
+  f32xn m = (f32xn)(((u32xn)x & 0x007fffff) | 0x3f000000);  // [0.5, 1)
+  const i32xn small = m < 0.707106781186547524f;
   e = e + small;  // a true lane is -1
-  m = (small ? m + m : m) - splat(1.f);
-  f32x16 z = m * m;
-  f32x16 p = splat(7.0376836292e-2f);
-  p = p * m + splat(-1.1514610310e-1f);
-  p = p * m + splat(1.1676998740e-1f);
-  p = p * m + splat(-1.2420140846e-1f);
-  p = p * m + splat(1.4249322787e-1f);
-  p = p * m + splat(-1.6668057665e-1f);
-  p = p * m + splat(2.0000714765e-1f);
-  p = p * m + splat(-2.4999993993e-1f);
-  p = p * m + splat(3.3333331174e-1f);
-  f32x16 n = __builtin_convertvector(e, f32x16);
-  f32x16 y = p * m * z + n * splat(-2.12194440e-4f) - splat(0.5f) * z + m + n * splat(0.693359375f);
-  return x < splat(1.17549435e-38f) ? splat(-std::numeric_limits<float>::infinity()) : y;
+  m = (small ? m + m : m) - 1.f;
+  const f32xn z = m * m;
+  f32xn p = f32xn{} + 7.0376836292e-2f;
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const f32xn n = __builtin_convertvector(e, f32xn);
+  const f32xn y = p * m * z + n * -2.12194440e-4f - 0.5f * z + m + n * 0.693359375f;
+  return x < 1.17549435e-38f ? f32xn{} - std::numeric_limits<float>::infinity() : y;
 }
 
-inline f32x16 silu(f32x16 x) { return x / (splat(1.f) + exp(-x)); }
+// ln x for normal positive x, relative error below 3e-7; -inf for 0 and subnormals.
+inline f32x16 log(f32x16 x) { return by_parts(log_part, x); }
+
+inline f32x16 silu(f32x16 x) {
+  return by_parts([](f32xn v) { return v / (1.f + exp_part(-v)); }, x);
+}
 
 }  // namespace quaver
