@@ -62,7 +62,8 @@ def best_time(threads: int, work: Callable[[int], None]) -> float:
 def read_rate(size: int, threads: int) -> float:
     """Return the bytes a second that `threads` read from `size` bytes of memory."""
     libc = ctypes.CDLL(None)
-    memory = np.zeros(size, np.uint8)
+    libc.memchr.restype = ctypes.c_void_p
+    memory = np.full(size, 2, np.uint8)  # written, or every page would be the same one
     share = size // threads
 
     def read(index: int) -> None:
@@ -82,10 +83,11 @@ def product_time(weights: list[packed.Packed], rows: int, threads: int, *, wide:
     library, cols = weights[0].library, weights[0].cols
     parts = shares(weights[0].panels, threads)
     width = weights[0].panels * packed.PANEL
-    out = np.empty((rows, width), np.float32)
+    out = packed.aligned(4 * rows * width).view(np.float32)
     values = np.random.default_rng(0).normal(size=(rows, cols)).astype(np.float32)
     x = packed.quantise(library, values)
-    halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+    halves = packed.aligned(2 * values.size).view(np.uint16).reshape(values.shape)
+    halves[:] = values.view(np.uint32) >> 16
     scratch = [packed.scratch(weights[0], GROUP) for _ in range(threads)]
     stride = ctypes.c_int64(width)
 
