@@ -146,7 +146,7 @@ def lm_head(hidden: Tensor, weight: Tensor, tokens: Tensor | None = None, top: i
     `tokens` int64 [R] are chosen tokens, −1 for none.
     """
     logits = F.linear(hidden.float(), weight.float())
-    ordered, order = logits.sort(-1, descending=True, stable=True)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     chosen = torch.full(logits.shape[:1], float("nan"), device=logits.device)
     if tokens is not None:
         found = logits.gather(1, tokens.clamp_min(0)[:, None])[:, 0]

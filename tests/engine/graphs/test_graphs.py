@@ -1,4 +1,4 @@
-"""Graphs with a recorder that, like a CUDA graph, is fixed to addresses, shapes and the path taken."""
+"""Recorded steps: keys, the bound, and that what comes out is what the plain step computes."""
 
 from __future__ import annotations
 
@@ -10,51 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
-from engine.graphs import Graphs, Key, Tensors, bucket
-
-
-class _Tape(TorchDispatchMode):
-    """Notes every operation on tensors with its arguments and results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        results = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
-        self.operations.append((func, args, kwargs or {}, results))
-        return result
-
-
-class TapeRecorder:
-    """Records operations and replays them on the very tensors of the recording."""
-
-    def __init__(self) -> None:
-        self.recorded = 0
-
-    def record(self, run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
-        self.recorded += 1
-        with _Tape() as tape:
-            outputs = run()
-        for tensor in outputs.values():
-            tensor.fill_(-7)  # nothing counts before the first replay
-
-        def replay() -> None:
-            for func, args, kwargs, results in tape.operations:
-                inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-                owned = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-                again = [leaf for leaf in tree_flatten(func(*args, **kwargs))[0] if isinstance(leaf, Tensor)]
-                for old, new in zip(results, again, strict=True):
-                    if old.untyped_storage().data_ptr() not in owned:  # a view shows its input by itself
-                        old.copy_(new)
-
-        return replay, outputs
-
+from engine.graphs import Graphs, Key, Recorder, Tensors, bucket
 
 INPUTS = {"tokens": ("batch",), "slots": ("batch",), "table": ("batch", "pages"), "places": ("detail",)}
 OUTPUTS = {"sums": ("batch",), "wide": ("batch",), "picked": ("detail",)}
@@ -97,13 +54,15 @@ calls = st.lists(
 )
 
 
-@given(calls, st.integers(1, 4))
+@given(sizes=calls, bound=st.integers(1, 4))
 @settings(deadline=None, max_examples=60)
-def test_recorded_steps_equal_steps(sizes: list[tuple[int, int, int, str | None]], bound: int) -> None:
+def test_recorded_steps_equal_steps(
+    tape: Callable[[], Any], sizes: list[tuple[int, int, int, str | None]], bound: int
+) -> None:
     """Outputs and written pages are those of the plain step, whatever came before, within the bound."""
     step, plain = Step(), Step()
     plain.embedding = step.embedding
-    recorder = TapeRecorder()
+    recorder = tape()
     graphs = Graphs(step, recorder, inputs=INPUTS, outputs=OUTPUTS, bound=bound)
     known: OrderedDict[Key, None] = OrderedDict()
     returned: list[tuple[Tensors, Tensors]] = []
@@ -142,23 +101,23 @@ def test_there_are_few_buckets() -> None:
     assert sorted({bucket(size) for size in range(1, 65)}) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
 
 
-def test_a_table_of_another_batch_is_refused() -> None:
-    graphs = Graphs(Step(), TapeRecorder(), inputs=INPUTS, outputs=OUTPUTS)
+def test_a_table_of_another_batch_is_refused(tape: Callable[[], Recorder]) -> None:
+    graphs = Graphs(Step(), tape(), inputs=INPUTS, outputs=OUTPUTS)
     inputs = inputs_of(3, 2, 0) | {"tokens": torch.tensor([1, 2])}
     with pytest.raises(ValueError, match="slots has 3 along batch, others have 2"):
         graphs(inputs)
 
 
-def test_no_room_is_refused() -> None:
+def test_no_room_is_refused(tape: Callable[[], Recorder]) -> None:
     with pytest.raises(ValueError, match="at least one recording"):
-        Graphs(Step(), TapeRecorder(), inputs=INPUTS, outputs=OUTPUTS, bound=0)
+        Graphs(Step(), tape(), inputs=INPUTS, outputs=OUTPUTS, bound=0)
 
 
-def test_a_failed_recording_is_not_kept() -> None:
+def test_a_failed_recording_is_not_kept(tape: Callable[[], Recorder]) -> None:
     def fails(inputs: Tensors, condition: object) -> Tensors:
         raise RuntimeError("no memory")
 
-    graphs = Graphs(fails, TapeRecorder(), inputs=INPUTS, outputs=OUTPUTS)
+    graphs = Graphs(fails, tape(), inputs=INPUTS, outputs=OUTPUTS)
     with pytest.raises(RuntimeError, match="no memory"):
         graphs(inputs_of(2, 2, 0))
     assert len(graphs) == 0
