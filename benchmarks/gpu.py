@@ -14,17 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 OUTPUT = Path(__file__).parent / "results" / "gpu.json"
-NO_GPU = 2
+NO_GPU = 3
 REFUSAL = """\
 benchmarks/gpu.sh needs an NVIDIA GPU that PyTorch can use, and there is none here;
 --compile shows what can be told without one"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for. Exit status: 0, 1 for a wrong or spilling kernel, 2 without a GPU."""
+    """Run what was asked for. Exit status: 0, 1 for a wrong or spilling kernel, 3 without a GPU."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="correctness alone")
     parser.add_argument("--compile", action="store_true", help="compile for sm_80 and sm_90; needs no GPU")
@@ -32,15 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.compile:
         return _compile()
+    import torch  # noqa: PLC0415  --help needs none of it
+
     if not torch.cuda.is_available():
-        print(
-            "benchmarks/gpu.sh needs an NVIDIA GPU that PyTorch can use, and there is none here;",
-            file=sys.stderr,
-        )
-        print("--compile shows what can be told without one", file=sys.stderr)
+        print(REFUSAL, file=sys.stderr)
         return NO_GPU
     began = time.monotonic()
-    failed, results = _check(torch.device("cuda"))
+    failed, results = _check()
     if not failed and not chosen.check:
         from benchmarks import gpu_speed  # noqa: PLC0415  imports transformers
 
@@ -52,9 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     return int(failed)
 
 
-def _check(device: torch.device) -> tuple[bool, dict[str, Any]]:
-    from benchmarks.gpu_check import SIZES, checks  # noqa: PLC0415  --help needs no triton
+def _check() -> tuple[bool, dict[str, Any]]:
+    """Whether any kernel is wrong, and what the results say of the machine and the checks."""
+    import torch  # noqa: PLC0415
+    import triton  # noqa: PLC0415
 
+    from benchmarks.gpu_check import SIZES, checks  # noqa: PLC0415
+
+    device = torch.device("cuda")
     found = [
         check
         for sizes in SIZES
@@ -66,8 +67,6 @@ def _check(device: torch.device) -> tuple[bool, dict[str, Any]]:
         print(f"WRONG {check.name}: error {check.error:.2e}, allowed {check.allowed:.0e}")
     print(f"{len(found) - len(wrong)} of {len(found)} checks of kernels against the reference passed")
     properties = torch.cuda.get_device_properties(device)
-    import triton  # noqa: PLC0415
-
     about = {
         "gpu": properties.name,
         "memory_bytes": properties.total_memory,
@@ -80,7 +79,7 @@ def _check(device: torch.device) -> tuple[bool, dict[str, Any]]:
 
 
 def _compile() -> int:
-    from engine.kernels.triton import ahead  # noqa: PLC0415  --help needs no triton
+    from engine.kernels.triton import ahead  # noqa: PLC0415
 
     print(f"{'model':14} {'use':8} {'kernel':18} {'arch':>5} {'registers':>9} {'spilled':>7} {'shared':>7}")
     spilling = 0

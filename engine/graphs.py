@@ -49,7 +49,7 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
         """Warm up on a side stream (kernels compile, libraries take their workspaces), then capture."""
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run()

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from engine.kernels import reference
 from engine.kernels.reference import (
-    decode_attention,
     entropy,
     gather,
-    prefill_attention,
     rms_norm,
     rope,
     silu_mul,
@@ -35,28 +33,53 @@ class Attended(NamedTuple):
     entropy: Tensor
 
 
-def attend_decode(q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor) -> Attended:
-    """`decode_attention` with what it knows of each head's weights."""
-    out = decode_attention(q, k_pages, v_pages, table, lengths)
-    return Attended(out, *_spread(q, k_pages, table, lengths - 1))
+def attend_decode(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, *, window: int | None = None
+) -> Attended:
+    """Attention of one new token per sequence, as the reference, with what it knows of each head's weights.
+
+    With a `window` a token attends to that many last ones, itself included.
+    """
+    batch, heads, width = q.shape
+    groups = k_pages.shape[2]
+    share = heads // groups
+    places = (lengths - 1)[:, None].expand(-1, share)
+    found = _attend(q.view(batch, groups, share, width), k_pages, v_pages, table, places, window)
+    return Attended(*(part.reshape(batch, heads, *part.shape[3:]) for part in found))
 
 
-def attend_prefill(q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, start: int) -> Attended:
-    """`prefill_attention` with what it knows of each head's weights."""
-    out = prefill_attention(q, k_pages, v_pages, table, start)
-    places = torch.arange(start, start + len(q), device=q.device)
-    return Attended(out, *_spread(q, k_pages, table.expand(len(q), -1), places))
-
-
-def _spread(q: Tensor, k_pages: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp and entropy [T, H] of queries at `places` [T] over the keys up to there."""
+def attend_prefill(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, start: int, *, window: int | None = None
+) -> Attended:
+    """Causal attention of a chunk, as the reference, with what it knows of each head's weights."""
     count, heads, width = q.shape
-    k = gather(k_pages, table).float()
-    scores = q.float().view(count, k.shape[1], -1, width) @ k.transpose(-1, -2)
-    scores = scores.view(count, heads, -1) * width**-0.5
-    outside = torch.arange(k.shape[2], device=q.device) > places[:, None]
-    scores = scores.masked_fill(outside[:, None], float("-inf"))
-    return scores.logsumexp(-1), entropy(scores)
+    groups = k_pages.shape[2]
+    share = heads // groups
+    queries = q.view(count, groups, share, width).transpose(0, 1).reshape(1, groups, count * share, width)
+    places = torch.arange(start, start + count, device=q.device).repeat_interleave(share)[None]
+    found = _attend(queries, k_pages, v_pages, table, places, window)
+    return Attended(
+        *(
+            part.view(groups, count, share, *part.shape[3:])
+            .transpose(0, 1)
+            .reshape(count, heads, *part.shape[3:])
+            for part in found
+        )
+    )
+
+
+def _attend(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, places: Tensor, window: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp and entropy of queries [N, G, M, D] at `places` [N, M] of N sequences."""
+    scores = q.float() @ gather(k_pages, table).float().transpose(-1, -2) * q.shape[-1] ** -0.5
+    keys, queries = torch.arange(scores.shape[-1], device=q.device), places[:, None, :, None]
+    outside = keys > queries
+    if window is not None:
+        outside |= keys <= queries - window
+    scores = scores.masked_fill(outside, float("-inf"))
+    out = (scores.softmax(-1) @ gather(v_pages, table).float()).to(q.dtype)
+    return out, scores.logsumexp(-1), entropy(scores)
 
 
 def head_statistics(
@@ -95,7 +118,7 @@ def rope_write(
     gains [D] of a norm of each query and key head before the rotation, with `eps`.
     """
     groups = k_pages.shape[2]
-    q, k, v = qkv.split((qkv.shape[1] - 2 * groups, groups, groups), dim=1)
+    q, k, v = qkv[:, : -2 * groups], qkv[:, -2 * groups : -groups], qkv[:, -groups:]
     if norms is not None:
         q, k = rms_norm(q.float(), norms[0].float(), eps), rms_norm(k.float(), norms[1].float(), eps)
     rotation = cos[positions], sin[positions]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.reference import entropy, gather, rope, silu_mul, token_statistics, write_kv
+from engine.kernels.reference import draw, entropy, gather, rope, silu_mul, token_statistics, write_kv
 from engine.kernels.triton.decode import attend_decode, decode_attention
 from engine.kernels.triton.head import lm_head
 from engine.kernels.triton.heads import head_statistics
@@ -25,6 +25,7 @@ __all__ = [
     "attend_prefill",
     "check",
     "decode_attention",
+    "draw",
     "entropy",
     "gather",
     "head_statistics",

@@ -27,12 +27,14 @@ def row(width: int) -> Block:
     return Block(warps=min(8, max(1, power(width) // 512)), stages=1)
 
 
-def attention(rows: int, width: int, itemsize: int) -> Block:
+def attention(rows: int, groups: int, width: int, itemsize: int, processors: int) -> Block:
     """Tiles of `rows` (tokens × heads that share keys) by context, for heads of `width` elements."""
     wide = width * itemsize > 256  # heads above 128 in 16 bits, or above 64 in 32
     if rows < MANY_ROWS:
         return Block(m=power(rows, LEAST_ROWS), n=32 if wide else 64, warps=4, stages=2)
-    return Block(m=64 if wide else 128, n=32 if wide else 64, warps=8, stages=2)
+    large = Block(m=128, n=64, warps=8, stages=2)
+    small = Block(m=64, n=32 if wide else 64, warps=8 if wide else 4, stages=2)
+    return small if wide or ceil(rows / large.m) * groups < processors else large
 
 
 def splits(programs: int, context: int, tile: int, processors: int) -> int:
@@ -44,15 +46,24 @@ def splits(programs: int, context: int, tile: int, processors: int) -> int:
     return max(1, min(wanted, ceil(context / tile)))
 
 
-def gemm(rows: int, pair: bool, itemsize: int) -> Block:
-    """Tiles of a product with weights [out, in]; `pair` keeps two accumulators (gate and up)."""
+def gemm(rows: int, outputs: int, pair: bool, itemsize: int, processors: int) -> Block:
+    """Tiles of a product with weights [out, in]; `pair` keeps two accumulators (gate and up).
+
+    The largest that still give every processor a tile; the smallest where none does.
+    """
     if rows <= LEAST_ROWS:
-        return Block(m=16, n=32, k=128 // (itemsize // 2), warps=4, stages=4 if itemsize == 2 else 3)
-    if rows < MANY_ROWS:
-        return Block(m=power(rows), n=64, k=64 // (itemsize // 2), warps=4, stages=3)
-    if itemsize == 2:
-        return Block(m=128, n=64 if pair else 128, k=64, warps=8, stages=3)
-    return Block(m=64, n=64, k=32, warps=8, stages=2)
+        shapes = [Block(m=16, n=n, k=256 // itemsize, warps=4, stages=4) for n in (64, 32, 16)]
+    elif rows < MANY_ROWS:
+        shapes = [Block(m=power(rows), n=n, k=128 // itemsize, warps=4, stages=3) for n in (64, 32)]
+    elif itemsize == 2:
+        large = Block(m=128, n=64 if pair else 128, k=64, warps=8, stages=3)
+        shapes = [large, Block(m=64, n=64, k=64, warps=4 if not pair else 8, stages=3)]
+    else:
+        shapes = [Block(m=64, n=64, k=32, warps=8, stages=2)]
+    for block in shapes:
+        if ceil(rows / block.m) * ceil(outputs / block.n) >= processors:
+            return block
+    return shapes[-1]
 
 
 def head(rows: int, itemsize: int) -> Block:

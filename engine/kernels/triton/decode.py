@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.fused import Attended
 from engine.kernels.triton import blocks
-from engine.kernels.triton.launch import Block, dot, launch, multiprocessors
+from engine.kernels.triton.launch import Block, dot, floats, launch, multiprocessors
 
 #: A window that no context fills.
 UNBOUNDED = 2**30
@@ -72,15 +72,15 @@ def _sweep(
     batch, heads, width = q.shape
     page, groups = k_pages.shape[1:3]
     context = table.shape[1] * page
-    block = block or blocks.attention(heads // groups, width, q.element_size())
-    parts = parts or blocks.splits(batch * groups, context, block.n, multiprocessors(q.device))
+    processors = multiprocessors(q.device)
+    block = block or blocks.attention(heads // groups, groups, width, q.element_size(), processors)
+    parts = parts or blocks.splits(batch * groups, context, block.n, processors)
     span = triton.cdiv(triton.cdiv(context, parts), block.n) * block.n
-    room = {"dtype": torch.float32, "device": q.device}
-    lse, entropy = torch.empty((2, batch, heads), **room)
+    lse, entropy = floats(q, 2, batch, heads)
     if batch == 0:
         return lse, entropy
-    running = torch.empty((batch, heads, 3, parts), **room)
-    sums = None if out is None else torch.empty((batch, heads, parts, width), **room)
+    running = floats(q, batch, heads, 3, parts)
+    sums = None if out is None else floats(q, batch, heads, parts, width)
     launch(
         _part,
         (batch, groups, parts),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kernels.fused import HeadRows
 from engine.kernels.triton import blocks
-from engine.kernels.triton.launch import Block, dot, launch
+from engine.kernels.triton.launch import Block, dot, floats, launch
 
 #: Most tokens that `lm_head` ranks.
 MOST_TOP = 32
@@ -38,15 +38,14 @@ def lm_head(
         raise ValueError(f"top is {top}; it must be 1 … {min(MOST_TOP, vocab)}")
     block = block or blocks.head(rows, max(hidden.element_size(), weight.element_size()))
     tiles = triton.cdiv(vocab, block.n)
-    room = {"dtype": torch.float32, "device": hidden.device}
-    running = torch.empty((rows, 3, tiles), **room)
-    best = torch.empty((rows, tiles, top), **room)
+    running = floats(hidden, rows, 3, tiles)
+    best = floats(hidden, rows, tiles, top)
     best_tokens = torch.empty((rows, tiles, top), dtype=torch.int32, device=hidden.device)
-    lse, entropy, chosen = torch.empty((3, rows), **room)
+    lse, entropy, chosen = floats(hidden, 3, rows)
     found = HeadRows(
         lse,
         entropy,
-        torch.empty((rows, top), **room),
+        floats(hidden, rows, top),
         torch.empty((rows, top), dtype=torch.int64, device=hidden.device),
         chosen if tokens is not None else chosen.fill_(float("nan")),
     )

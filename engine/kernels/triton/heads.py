@@ -6,14 +6,13 @@ the second has all heads' probabilities of a position at hand and so their mean.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton import blocks
 from engine.kernels.triton.decode import UNBOUNDED, load_page_rows, sweep_keys
-from engine.kernels.triton.launch import NEGLIGIBLE, Block, dot, launch, multiprocessors
+from engine.kernels.triton.launch import NEGLIGIBLE, Block, dot, floats, launch, multiprocessors
 
 
 def head_statistics(
@@ -36,14 +35,15 @@ def head_statistics(
     rows, heads, width = q.shape
     page, groups = k_pages.shape[1:3]
     context = table.shape[1] * page
-    block = block or blocks.attention(heads // groups, width, q.element_size())
-    parts = parts or blocks.splits(rows * groups, context, block.n, multiprocessors(q.device))
+    processors = multiprocessors(q.device)
+    block = block or blocks.attention(heads // groups, groups, width, q.element_size(), processors)
+    parts = parts or blocks.splits(rows * groups, context, block.n, processors)
     if lse is None:
         lse, _ = sweep_keys(q, k_pages, table, lengths, window=window, block=block, parts=parts)
     span = triton.cdiv(triton.cdiv(context, parts), block.n) * block.n
-    mean = torch.empty((rows, context), dtype=torch.float32, device=q.device)
-    sums = torch.empty((rows, parts, 5, heads), dtype=torch.float32, device=q.device)
-    found = torch.empty((rows, 5, heads), dtype=torch.float32, device=q.device)
+    mean = floats(q, rows, context)
+    sums = floats(q, rows, parts, 5, heads)
+    found = floats(q, rows, 5, heads)
     if rows == 0:
         return found
     queries = q.contiguous()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 #: Read by `triton.jit` when a kernel is defined: set it before this package is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -51,13 +52,30 @@ _record: ContextVar[list[Launch] | None] = ContextVar("record", default=None)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], block: Block, *arguments: Any, **constants: Any) -> None:
-    """Run `kernel` over `grid`; positional `arguments` come first, `constants` are compile-time."""
+    """Run `kernel` over `grid`; positional `arguments` come first, `constants` are compile-time.
+
+    Raises ValueError for a tensor that kernels would misread: see `_laid_out`.
+    """
+    arguments = tuple(map(_laid_out, arguments))
     record = _record.get()
     if record is not None:
         named = dict(zip(kernel.arg_names, arguments, strict=False))
         record.append(Launch(kernel, grid, named | constants, block))
         return
     kernel[grid](*arguments, **constants, num_warps=block.warps, num_stages=block.stages)
+
+
+def _laid_out(value: Any) -> Any:
+    """Kernels step through rows without gaps: vectors are copied to that end, block tables bring a stride."""
+    if not isinstance(value, Tensor) or value.is_contiguous():
+        return value
+    if value.dim() == 1:
+        return value.contiguous()
+    if value.dim() == 2 and value.stride(1) == 1 and not value.is_floating_point():
+        return value
+    raise ValueError(
+        f"kernels need contiguous tensors; this {tuple(value.shape)} has strides {value.stride()}"
+    )
 
 
 @contextmanager
@@ -69,6 +87,11 @@ def recording() -> Iterator[list[Launch]]:
         yield launches
     finally:
         _record.reset(token)
+
+
+def floats(like: Tensor, *shape: int) -> Tensor:
+    """Room for fp32 values on the device of `like`."""
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -86,3 +109,11 @@ def dot(a, b, total):
     if a.dtype == tl.float32:
         return tl.dot(a, b, total, input_precision="tf32x3")
     return tl.dot(a, b, total)
+
+
+@triton.jit
+def widened(codes, values):
+    """Weights in the type of the `values` that they multiply; int8 fits without loss."""
+    if _WIDEN:
+        return codes.to(tl.float32)
+    return codes.to(values.dtype)

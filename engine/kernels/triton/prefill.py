@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.kernels.fused import Attended
 from engine.kernels.triton import blocks
 from engine.kernels.triton.decode import UNBOUNDED, load_page_rows, renew
-from engine.kernels.triton.launch import Block, dot, launch
+from engine.kernels.triton.launch import Block, dot, floats, launch, multiprocessors
 
 
 def prefill_attention(
@@ -38,8 +38,10 @@ def attend_prefill(
     count, heads, width = q.shape
     page, groups = k_pages.shape[1:3]
     share = heads // groups
-    block = block or blocks.attention(count * share, width, q.element_size())
-    lse, entropy = torch.empty((2, count, heads), dtype=torch.float32, device=q.device)
+    block = block or blocks.attention(
+        count * share, groups, width, q.element_size(), multiprocessors(q.device)
+    )
+    lse, entropy = floats(q, 2, count, heads)
     found = Attended(torch.empty_like(q, memory_format=torch.contiguous_format), lse, entropy)
     if count:
         launch(

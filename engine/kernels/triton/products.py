@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.kernels.fused import Activation
 from engine.kernels.triton import blocks
-from engine.kernels.triton.launch import Block, dot, launch
+from engine.kernels.triton.launch import Block, dot, launch, multiprocessors, widened
 
 
 def linear(
@@ -39,7 +39,7 @@ def linear(
     pair = activation == "silu_mul"
     outputs = weight.shape[0] // 2 if pair else weight.shape[0]
     out = torch.empty((count, outputs), dtype=x.dtype, device=x.device)
-    block = block or blocks.gemm(count, pair, x.element_size())
+    block = block or blocks.gemm(count, outputs, pair, x.element_size(), multiprocessors(x.device))
     if count:
         launch(
             _linear,
@@ -104,10 +104,11 @@ def _linear(
             rest = step < inner - start
             values = tl.load(to_x + start, mask=there[:, None] & rest[None, :], other=0.0)
             mask = inside[None, :] & rest[:, None]
-        total = dot(values, tl.load(to_weight + start, mask=mask, other=0).to(values.dtype), total)
+        weights = tl.load(to_weight + start, mask=mask, other=0)
+        total = dot(values, widened(weights, values), total)
         if activation == "silu_mul":
-            upper = tl.load(to_weight + outputs * inner + start, mask=mask, other=0).to(values.dtype)
-            second = dot(values, upper, second)
+            weights = tl.load(to_weight + outputs * inner + start, mask=mask, other=0)
+            second = dot(values, widened(weights, values), second)
     total = _scaled(total, scale, bias, output, inside)
     if activation == "relu":
         total = tl.maximum(total, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("triton", reason="the triton package is not installed: pip install 'quaver[gpu]'")
+pytest.importorskip("triton", reason="triton is not installed: pip install 'quaver[gpu]'")
 
 from engine.kernels.triton import ahead
 from engine.kernels.triton.launch import INTERPRETED

@@ -6,20 +6,32 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the triton package is not installed: pip install 'quaver[gpu]'")
+triton = pytest.importorskip("triton", reason="triton is not installed: pip install 'quaver[gpu]'")
 
 FOLDER = Path(__file__).parent / "interpreted"
+ROOT = FOLDER.parents[3]
 
 
+def version(package: ModuleType) -> tuple[int, ...]:
+    return tuple(int(part) for part in package.__version__.split(".")[:2])
+
+
+@pytest.mark.skipif(
+    version(triton) < (3, 7) and version(np) >= (2, 4),
+    reason="the interpreter of Triton before 3.7 does not run on NumPy 2.4",
+)
 @pytest.mark.parametrize("module", sorted(path.name for path in FOLDER.glob("test_*.py")))
 def test_kernels_under_the_interpreter(module: str) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir", str(FOLDER)]
     run = subprocess.run(
         [*command, str(FOLDER / module)],
+        cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

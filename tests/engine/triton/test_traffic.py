@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-pytest.importorskip("triton", reason="the triton package is not installed: pip install 'quaver[gpu]'")
+pytest.importorskip("triton", reason="triton is not installed: pip install 'quaver[gpu]'")
 
 from engine.kernels.fused import Activation
 from engine.kernels.triton.traffic import linear_traffic

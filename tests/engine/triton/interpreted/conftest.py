@@ -14,4 +14,5 @@ collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["tes
 
 def pytest_configure(config: pytest.Config) -> None:
     """NumPy stands in for the GPU; it warns of infinities in lanes that a kernel then masks."""
-    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+    for kind in ("RuntimeWarning", "DeprecationWarning"):  # older Triton with newer NumPy
+        config.addinivalue_line("filterwarnings", f"ignore::{kind}:triton.runtime.interpreter")

@@ -16,6 +16,7 @@ from engine.kernels.fused import Attended
 from engine.kernels.triton.launch import Block
 
 TILE = Block(m=16, n=16)
+windows = st.one_of(st.none(), st.integers(1, 35))
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -39,7 +40,7 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: Any, batch: int = 3, most: int = 40) -> Case:
+def cases(draw: Any, batch: int = 3, most: int = 30) -> Case:
     page, groups = draw(st.sampled_from([1, 4, 16])), draw(st.integers(1, 3))
     share, width = draw(st.integers(1, 4)), draw(st.sampled_from([8, 16, 24]))
     dtype = draw(st.sampled_from(list(TOLERANCE)))
@@ -69,32 +70,32 @@ def compare(found: Attended, expected: Attended, tolerance: float) -> None:
     torch.testing.assert_close(found.entropy, expected.entropy, atol=2e-4, rtol=0)
 
 
-@given(cases(), st.integers(1, 4))
-@settings(deadline=None, max_examples=12)
-def test_decode(case: Case, parts: int) -> None:
+@given(cases(), st.integers(1, 4), windows)
+@settings(deadline=None, max_examples=8)
+def test_decode(case: Case, parts: int, window: int | None) -> None:
     q, keys, values, table, lengths, _ = case
-    found = triton.attend_decode(q, keys, values, table, lengths, block=TILE, parts=parts)
-    expected = fused.attend_decode(*case.widened()[:5])
+    found = triton.attend_decode(q, keys, values, table, lengths, window=window, block=TILE, parts=parts)
+    expected = fused.attend_decode(*case.widened()[:5], window=window)
     compare(found, expected, TOLERANCE[q.dtype])
 
 
-@given(cases(batch=1), st.integers(1, 40))
-@settings(deadline=None, max_examples=12)
-def test_prefill(case: Case, count: int) -> None:
+@given(cases(batch=1), st.integers(1, 30), windows)
+@settings(deadline=None, max_examples=8)
+def test_prefill(case: Case, count: int, window: int | None) -> None:
     _, keys, values, table, lengths, _ = case
     heads, width = case.q.shape[1:]
     length = int(lengths[0])
     count = min(count, length)
     start = length - count
     q = torch.randn(count, heads, width).to(keys.dtype)
-    found = triton.attend_prefill(q, keys, values, table, start, block=TILE)
+    found = triton.attend_prefill(q, keys, values, table, start, window=window, block=TILE)
     wide = case.widened()
-    expected = fused.attend_prefill(q.float(), wide.keys, wide.values, table, start)
+    expected = fused.attend_prefill(q.float(), wide.keys, wide.values, table, start, window=window)
     compare(found, expected, TOLERANCE[q.dtype])
 
 
 @given(cases(), st.integers(1, 3), st.booleans())
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 def test_head_statistics(case: Case, parts: int, kept: bool) -> None:
     q, keys, values, table, lengths, prompts = case
     lse = triton.attend_decode(q, keys, values, table, lengths, block=TILE, parts=parts).lse if kept else None

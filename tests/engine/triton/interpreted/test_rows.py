@@ -69,13 +69,25 @@ def test_packed_pages(count: int, size: int, groups: int, width: int, dtype: tor
         restored, expected_pages = pages.clone(), pages.clone()
         getattr(triton, f"unpack_{name}")(restored, ids, found)
         getattr(fused, f"unpack_{name}")(expected_pages, ids, expected)
-        assert torch.equal(restored, expected_pages)
+        # The interpreter cuts bf16 off where a GPU rounds it.
+        cut = ROUNDING[dtype] if dtype == torch.bfloat16 else 0
+        torch.testing.assert_close(restored, expected_pages, rtol=cut, atol=0)
         for entry, page in enumerate(ids.tolist()):
             held = slice(0, int(used[entry]))
             spread = found.scales[entry][None] if name == "keys" else found.scales[entry, held, :, None]
             error = (restored[page, held].float() - pages[page, held].float()).abs()
-            assert (error <= (0.5 + 127 * ROUNDING[dtype]) * spread + 1e-6).all()
+            assert (error <= (0.5 + 127 * 2 * ROUNDING[dtype]) * spread + 1e-6).all()
             assert (restored[page, held.stop :] == 0).all()
+
+
+def test_slices_are_read_as_they_are() -> None:
+    """Strided indices are copied, strided values refused: never misread."""
+    pages = torch.randn(6, 4, 2, 8)
+    ids, used = torch.randperm(6).view(3, 2)[:, 1], torch.tensor([[4, 9], [3, 9], [1, 9]])[:, 0]
+    found, expected = triton.pack_keys(pages, ids, used), fused.pack_keys(pages, ids, used)
+    assert torch.equal(found.codes, expected.codes)
+    with pytest.raises(ValueError, match=r"contiguous tensors; this \(6, 4, 1, 8\)"):
+        triton.pack_keys(pages[:, :, :1], ids, used)
 
 
 def test_interpreted_kernels_have_no_machine_code() -> None:
