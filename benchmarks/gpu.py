@@ -79,14 +79,16 @@ def _check() -> tuple[bool, dict[str, Any]]:
 
 
 def _compile() -> int:
+    import torch  # noqa: PLC0415
+
     from engine.kernels.triton import ahead  # noqa: PLC0415
 
-    print(f"{'model':14} {'use':8} {'kernel':18} {'arch':>5} {'registers':>9} {'spilled':>7} {'shared':>7}")
+    print(f"{'model':22} {'use':8} {'kernel':18} {'arch':>5} {'registers':>9} {'spilled':>7} {'shared':>7}")
     spilling = 0
-    for cost in ahead.costs(*ahead.MODELS):
+    for cost in ahead.costs(*ahead.MODELS, dtypes=(torch.bfloat16, torch.float32)):
         spilling += cost.spilled > 0
         print(
-            f"{cost.model:14} {cost.use:8} {cost.kernel:18} sm_{cost.architecture} "
+            f"{cost.model:22} {cost.use:8} {cost.kernel:18} sm_{cost.architecture} "
             f"{cost.registers:9} {cost.spilled:7} {cost.shared:7}",
             flush=True,
         )

@@ -10,6 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,8 +66,8 @@ class Cost(NamedTuple):
 
 
 def launches(model: Shape, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Launch]]:
-    """Every launch of a step of `model`, in prefill (512 tokens) and in decode (16 sequences)."""
-    for use, tokens in (("prefill", 512), ("decode", 16)):
+    """Every launch of a step of `model`, in prefill (2,048 tokens) and in decode (16 sequences)."""
+    for use, tokens in (("prefill", 2048), ("decode", 16)):
         with recording() as found:
             _step(model, dtype, tokens, prefill=use == "prefill")
         yield from ((use, launch) for launch in found)
@@ -165,12 +166,13 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return usage["REG"], usage["STACK"] + usage["LOCAL"]
 
 
-def costs(*models: Shape) -> Iterator[Cost]:
-    """Compile every distinct launch of these models for every architecture."""
+def costs(*models: Shape, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)) -> Iterator[Cost]:
+    """Compile every distinct launch of these models, with weights of these types, for every architecture."""
     seen = set()
-    for model in models:
-        for use, launch in launches(model):
+    for model, dtype in product(models, dtypes):
+        for use, launch in launches(model, dtype):
             key = (source(launch).hash(), launch.block)
             if key not in seen:
                 seen.add(key)
-                yield from (cost(model.name, use, launch, number) for number in ARCHITECTURES)
+                name = f"{model.name} {str(dtype).removeprefix('torch.')}"
+                yield from (cost(name, use, launch, number) for number in ARCHITECTURES)

@@ -29,12 +29,14 @@ def row(width: int) -> Block:
 
 def attention(rows: int, groups: int, width: int, itemsize: int, processors: int) -> Block:
     """Tiles of `rows` (tokens × heads that share keys) by context, for heads of `width` elements."""
-    wide = width * itemsize > 256  # heads above 128 in 16 bits, or above 64 in 32
     if rows < MANY_ROWS:
-        return Block(m=power(rows, LEAST_ROWS), n=32 if wide else 64, warps=4, stages=2)
+        return Block(m=power(rows, LEAST_ROWS), n=32 if width * itemsize > 256 else 64, warps=4, stages=2)
+    if itemsize == 4:  # three products for each: registers are what is short
+        return Block(m=32, n=32, warps=8, stages=1)
     large = Block(m=128, n=64, warps=8, stages=2)
-    small = Block(m=64, n=32 if wide else 64, warps=8 if wide else 4, stages=2)
-    return small if wide or ceil(rows / large.m) * groups < processors else large
+    if width > 128:
+        return Block(m=64, n=32, warps=8, stages=2)
+    return large if ceil(rows / large.m) * groups >= processors else Block(m=64, n=64, warps=4, stages=2)
 
 
 def splits(programs: int, context: int, tile: int, processors: int) -> int:
