@@ -36,10 +36,7 @@ class Attended(NamedTuple):
 def attend_decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, *, window: int | None = None
 ) -> Attended:
-    """Attention of one new token per sequence, as the reference, with what it knows of each head's weights.
-
-    With a `window` a token attends to that many last ones, itself included.
-    """
+    """One new token per sequence, as the reference, with what it knows of each head's weights."""
     batch, heads, width = q.shape
     groups = k_pages.shape[2]
     share = heads // groups
@@ -51,7 +48,7 @@ def attend_decode(
 def attend_prefill(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, start: int, *, window: int | None = None
 ) -> Attended:
-    """Causal attention of a chunk, as the reference, with what it knows of each head's weights."""
+    """A chunk of one sequence, as the reference, with what it knows of each head's weights."""
     count, heads, width = q.shape
     groups = k_pages.shape[2]
     share = heads // groups
@@ -89,10 +86,11 @@ def head_statistics(
     lengths: Tensor,
     prompt_lengths: Tensor,
     *,
+    window: int | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
     """The reference's; `lse` [R, H], where attention has kept it, spares some backends a sweep."""
-    return reference.head_statistics(q, k_pages, table, lengths, prompt_lengths)
+    return reference.head_statistics(q, k_pages, table, lengths, prompt_lengths, window=window)
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

@@ -8,8 +8,10 @@ step's rows and all sampled layers' rows stacked, from which no logits are writt
 from __future__ import annotations
 
 from collections.abc import Hashable
+from copy import copy
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +38,9 @@ OUTPUTS: Axes = {
     "lens_entropy": ("detail",),
     "heads": ("detail",),
 }
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,52 +91,49 @@ class Fused:
     """The weights of `model` on `device`, run by the fused operations of `ops`."""
 
     def __init__(self, model: Llama, ops: ModuleType, device: torch.device, top: int = 32) -> None:
-        def here(tensor: Tensor) -> Tensor:
-            return tensor.to(device)
-
         self.config = model.config
         self.dtype = model.dtype
         self.ops = ops
         self.top = min(top, model.config.vocab)
-        self.embedding, self.head = here(model.embedding), here(model.head)
-        self.final_norm = here(model.final_norm)
-        self.cos, self.sin = here(model.cos), here(model.sin)
-        self.layers = [
-            {name: here(value) for name, value in vars(layer).items() if isinstance(value, Tensor)}
-            for layer in model.layers
-        ]
+        self.embedding, self.head = model.embedding.to(device), model.head.to(device)
+        self.final_norm = model.final_norm.to(device)
+        self.cos, self.sin = model.cos.to(device), model.sin.to(device)
+        self.layers = [_moved(layer, device) for layer in model.layers]
 
     @torch.inference_mode()
     def step(self, work: Work, keys: Tensor, values: Tensor) -> Step:
         """Compute `work`; pages `keys`, `values` [layers, pages, page size, G, D] are written in place."""
-        ops, eps, watch = self.ops, self.config.norm_eps, work.watch
+        ops, eps, watch, window = self.ops, self.config.norm_eps, work.watch, self.config.sliding_window
         x = self.embedding[work.tokens].float()
         delta = torch.zeros_like(x, dtype=self.dtype)
         stacked, heads = [], []
         for index, layer in enumerate(self.layers):
-            normed = ops.add_rms_norm(x, delta, layer["attention_norm"], eps, self.dtype)
-            qkv = ops.linear(normed, layer["qkv"]).view(len(x), -1, self.config.head_dim)
+            normed = ops.add_rms_norm(x, delta, layer.attention_norm, eps, self.dtype)
+            qkv = ops.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
             pages = keys[index], values[index]
-            q = ops.rope_write(qkv, self.cos, self.sin, work.positions, work.slots, *pages)
+            rotation = (self.cos, self.sin, work.positions, work.slots)
+            q = ops.rope_write(qkv, *rotation, *pages, layer.qk_norm, eps)
             attended = self._attend(q, work, *pages)
-            delta = ops.linear(attended.out.reshape(len(x), -1), layer["output"])
-            normed = ops.add_rms_norm(x, delta, layer["feed_forward_norm"], eps, self.dtype)
-            delta = ops.linear(ops.linear(normed, layer["gate_up"], activation="silu_mul"), layer["down"])
+            delta = ops.linear(attended.out.reshape(len(x), -1), layer.output)
+            normed = ops.add_rms_norm(x, delta, layer.feed_forward_norm, eps, self.dtype)
+            delta = ops.linear(ops.linear(normed, layer.gate_up, activation="silu_mul"), layer.down)
             if watch is not None and index in watch.layers:
                 at = watch.places
                 stacked.append(x[at] + delta[at])
                 context = (watch.table, watch.lengths, watch.prompt_lengths)
-                heads.append(ops.head_statistics(q[at], keys[index], *context, lse=attended.lse[at]))
+                heads.append(
+                    ops.head_statistics(q[at], keys[index], *context, window=window, lse=attended.lse[at])
+                )
         return self._read(x, delta, work.rows, stacked, heads)
 
     def _attend(self, q: Tensor, work: Work, keys: Tensor, values: Tensor) -> Attended:
-        parts = []
+        parts, pages, window = [], (keys, values), self.config.sliding_window
         decodes = len(work.lengths)
         if decodes:
-            parts.append(self.ops.attend_decode(q[:decodes], keys, values, work.table, work.lengths))
+            parts.append(self.ops.attend_decode(q[:decodes], *pages, work.table, work.lengths, window=window))
         for chunk in work.prefills:
             query = q[chunk.offset : chunk.offset + chunk.count]
-            parts.append(self.ops.attend_prefill(query, keys, values, chunk.table, chunk.start))
+            parts.append(self.ops.attend_prefill(query, *pages, chunk.table, chunk.start, window=window))
         return parts[0] if len(parts) == 1 else Attended(*map(torch.cat, zip(*parts, strict=True)))
 
     def _read(
@@ -167,3 +169,14 @@ class Fused:
             return found
 
         return Graphs(run, recorder, inputs=INPUTS, outputs=OUTPUTS, bound=bound)
+
+
+def _moved(layer: T, device: torch.device) -> T:
+    """A copy of a layer with its tensors, and tuples of them, on `device`."""
+    moved = copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, tuple):
+            setattr(moved, name, tuple(part.to(device) for part in value))
+        elif value is not None:
+            setattr(moved, name, value.to(device))
+    return moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,15 +43,19 @@ PAGES = 9  # of each sequence
 WATCHED = (1, 3)
 
 
-def random_model(dtype: torch.dtype) -> Llama:
+#: Everything that near relatives of Llama add.
+RELATIVE = replace(CONFIG, qkv_bias=True, qk_norm=True, sliding_window=11)
+
+
+def random_model(dtype: torch.dtype, config: ModelConfig = CONFIG) -> Llama:
     source = torch.Generator().manual_seed(7)
     weights = {
         name: stored(
             torch.rand(shape) + 0.5 if "norm" in name else 0.3 * torch.randn(shape, generator=source)
         )
-        for name, shape in weight_shapes(CONFIG).items()
+        for name, shape in weight_shapes(config).items()
     }
-    return Llama(CONFIG, weights, dtype, reference)
+    return Llama(config, weights, dtype, reference)
 
 
 def pool_of(dtype: torch.dtype) -> PagePool:
@@ -128,12 +133,13 @@ def compare(step: Step, output: Output, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.25)])
+@pytest.mark.parametrize("config", [CONFIG, RELATIVE])
 @pytest.mark.parametrize("spans", [[(1, 7), (1, 0), (1, 30)], [(5, 0)], [(1, 9), (6, 3), (7, 0)]])
 def test_fused_steps_equal_plain_steps(
-    dtype: torch.dtype, tolerance: float, spans: list[tuple[int, int]]
+    dtype: torch.dtype, tolerance: float, config: ModelConfig, spans: list[tuple[int, int]]
 ) -> None:
     """Distributions, lens and heads of every row, and what lies in the pages afterwards."""
-    model, batch = random_model(dtype), batch_of(spans)
+    model, batch = random_model(dtype, config), batch_of(spans)
     plain, pages = pool_of(dtype), pool_of(dtype)
     output = model.step(batch, plain, [])
     step = Fused(model, fused, torch.device("cpu"), top=4).step(work_of(batch), pages.keys, pages.values)

@@ -94,14 +94,15 @@ def test_prefill(case: Case, count: int, window: int | None) -> None:
     compare(found, expected, TOLERANCE[q.dtype])
 
 
-@given(cases(), st.integers(1, 3), st.booleans())
+@given(cases(), st.integers(1, 3), st.booleans(), windows)
 @settings(deadline=None, max_examples=8)
-def test_head_statistics(case: Case, parts: int, kept: bool) -> None:
+def test_head_statistics(case: Case, parts: int, kept: bool, window: int | None) -> None:
     q, keys, values, table, lengths, prompts = case
-    lse = triton.attend_decode(q, keys, values, table, lengths, block=TILE, parts=parts).lse if kept else None
-    found = triton.head_statistics(q, keys, table, lengths, prompts, lse=lse, block=TILE, parts=parts)
+    cut = {"window": window, "block": TILE, "parts": parts}
+    lse = triton.attend_decode(q, keys, values, table, lengths, **cut).lse if kept else None
+    found = triton.head_statistics(q, keys, table, lengths, prompts, lse=lse, **cut)
     wide = case.widened()
-    expected = reference.head_statistics(wide.q, wide.keys, table, lengths, prompts)
+    expected = reference.head_statistics(wide.q, wide.keys, table, lengths, prompts, window=window)
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4, equal_nan=True)
     assert (found[:, 0] <= math.log(q.shape[1]) + 1e-4).all()
 
