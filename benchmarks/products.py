@@ -37,26 +37,22 @@ GROUP = 8  # panels of one wide product, as a step takes them
 
 def best_time(threads: int, work: Callable[[int], None]) -> float:
     """Return the shortest wall time of work(0) … work(threads − 1) side by side, in seconds."""
-    gate = threading.Barrier(threads + 1)
+    gate = threading.Barrier(threads)
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(REPEATS)]
 
     def serve(index: int) -> None:
-        for _ in range(REPEATS):
+        for span in spans:
             gate.wait()
+            start = time.perf_counter()
             work(index)
-            gate.wait()
+            span.append((start, time.perf_counter()))
 
     team = [threading.Thread(target=serve, args=(index,)) for index in range(threads)]
     for thread in team:
         thread.start()
-    times = []
-    for _ in range(REPEATS):
-        gate.wait()
-        start = time.perf_counter()
-        gate.wait()
-        times.append(time.perf_counter() - start)
     for thread in team:
         thread.join()
-    return min(times)
+    return min(max(end for _, end in span) - min(start for start, _ in span) for span in spans)
 
 
 def read_rate(size: int, threads: int) -> float:
