@@ -37,32 +37,29 @@ GROUP = 8  # panels of one wide product, as a step takes them
 
 def best_time(threads: int, work: Callable[[int], None]) -> float:
     """Return the shortest wall time of work(0) … work(threads − 1) side by side, in seconds."""
-    gate = threading.Barrier(threads + 1)
+    gate = threading.Barrier(threads)
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(REPEATS)]
 
     def serve(index: int) -> None:
-        for _ in range(REPEATS):
+        for span in spans:
             gate.wait()
+            start = time.perf_counter()
             work(index)
-            gate.wait()
+            span.append((start, time.perf_counter()))
 
     team = [threading.Thread(target=serve, args=(index,)) for index in range(threads)]
     for thread in team:
         thread.start()
-    times = []
-    for _ in range(REPEATS):
-        gate.wait()
-        start = time.perf_counter()
-        gate.wait()
-        times.append(time.perf_counter() - start)
     for thread in team:
         thread.join()
-    return min(times)
+    return min(max(end for _, end in span) - min(start for start, _ in span) for span in spans)
 
 
 def read_rate(size: int, threads: int) -> float:
     """Return the bytes a second that `threads` read from `size` bytes of memory."""
     libc = ctypes.CDLL(None)
-    memory = np.zeros(size, np.uint8)
+    libc.memchr.restype = ctypes.c_void_p
+    memory = np.full(size, 2, np.uint8)  # written, or every page would be the same one
     share = size // threads
 
     def read(index: int) -> None:
@@ -82,10 +79,11 @@ def product_time(weights: list[packed.Packed], rows: int, threads: int, *, wide:
     library, cols = weights[0].library, weights[0].cols
     parts = shares(weights[0].panels, threads)
     width = weights[0].panels * packed.PANEL
-    out = np.empty((rows, width), np.float32)
+    out = packed.aligned(4 * rows * width).view(np.float32)
     values = np.random.default_rng(0).normal(size=(rows, cols)).astype(np.float32)
     x = packed.quantise(library, values)
-    halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+    halves = packed.aligned(2 * values.size).view(np.uint16).reshape(values.shape)
+    halves[:] = values.view(np.uint32) >> 16
     scratch = [packed.scratch(weights[0], GROUP) for _ in range(threads)]
     stride = ctypes.c_int64(width)
 

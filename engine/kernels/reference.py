@@ -54,7 +54,7 @@ def decode_attention(
     batch, heads, width = q.shape
     groups = k_pages.shape[2]
     k, v = gather(k_pages, table), gather(v_pages, table)
-    mask = _visible(torch.arange(k.shape[2]), lengths[:, None] - 1, window)
+    mask = _visible(torch.arange(k.shape[2], device=q.device), lengths[:, None] - 1, window)
     out = F.scaled_dot_product_attention(
         q.view(batch, groups, heads // groups, width), k, v, attn_mask=mask[:, None, None, :]
     )
@@ -78,7 +78,8 @@ def prefill_attention(
     if start == 0 and window is None:
         out = F.scaled_dot_product_attention(query, k, v, is_causal=True)
     else:
-        mask = _visible(torch.arange(end), torch.arange(start, end)[:, None], window)
+        positions = torch.arange(end, device=q.device)
+        mask = _visible(positions, positions[start:, None], window)
         out = F.scaled_dot_product_attention(query, k, v, attn_mask=mask)
     return out[0].transpose(0, 1)
 
@@ -105,7 +106,7 @@ def head_statistics(
     k = gather(k_pages, table).float()
     scores = q.float().view(rows, groups, heads // groups, width) @ k.transpose(-1, -2)
     scores = scores.view(rows, heads, -1) * width**-0.5
-    positions = torch.arange(k.shape[2])
+    positions = torch.arange(k.shape[2], device=q.device)
     visible = _visible(positions, lengths[:, None] - 1, window)
     p = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
     mean = p.mean(1, keepdim=True)

@@ -22,8 +22,19 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _X86: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "amx": (
-        frozenset({"avx512_vnni", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"}),
-        (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mprefer-vector-width=512"),
+        frozenset(
+            {
+                "avx512_vnni",
+                "avx512bw",
+                "avx512dq",
+                "avx512vl",
+                "avx512_bf16",
+                "amx_tile",
+                "amx_bf16",
+                "amx_int8",
+            }
+        ),
+        (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mprefer-vector-width=512"),
     ),
     "avx512": (
         frozenset({"avx512_vnni", "avx512bw", "avx512dq", "avx512vl"}),

@@ -66,6 +66,17 @@ def test_every_byte_of_a_file_is_kept(native: ctypes.CDLL) -> None:
     assert_sums_to(matrices.product(weights, x)[:, :17], weights.unpacked(), x.dequantised())
 
 
+@pytest.mark.parametrize("scale", [6e-8, 1e-5, 0.37, 6e4])
+@pytest.mark.parametrize(("bits", "kind"), [(4, Q4_1), (8, Q8_0)])
+def test_scales_of_any_size_are_kept(native: ctypes.CDLL, bits: int, kind: int, scale: float) -> None:
+    data = quantize(normal(16, 64), TYPES[kind])
+    data.reshape(16, 2, -1)[..., :2] = np.array([scale, -scale], np.float16).view(np.uint8).reshape(2, 2)
+    weights = matrices.matrix(native, 16, 64, bits).pack(kind, data)
+    np.testing.assert_array_equal(weights.unpacked(), dequantize(data, TYPES[kind]))
+    x = matrices.quantise(native, normal(20, 64))
+    assert_sums_to(matrices.product(weights, x), weights.unpacked(), x.dequantised())
+
+
 def test_rows_are_packed_one_after_another(native: ctypes.CDLL) -> None:
     parts = [quantize(normal(rows, 64, seed=rows), TYPES[Q4_1]) for rows in (5, 20, 11)]
     weights = matrices.matrix(native, 36, 64, 4)

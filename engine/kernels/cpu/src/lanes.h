@@ -1,6 +1,7 @@
 // What the integer product asks of an instruction set: WIDTH rows of a panel at once.
 //
-// Weights<BITS> holds WIDTH rows of one block, quad by quad; dot() adds their products with 32 int8 activations.
+// Weights<BITS> holds WIDTH rows of one block, quad by quad. A dot product with 32 int8 activations begins with their
+// `start`, adds the eight quads and ends as 32-bit sums, so that a caller can weave those of several activations.
 #pragma once
 
 #include "matrix.h"
@@ -41,11 +42,13 @@ struct Weights {
     }
   }
 
-  Ints dot(const int8_t* x, int32_t start) const {
-    __m512i total = BITS == 8 ? _mm512_set1_epi32(start) : _mm512_setzero_si512();
-    for (int i = 0; i < QUADS; ++i) total = _mm512_dpbusd_epi32(total, quad[i], _mm512_set1_epi32(quad_at(x, i)));
-    return Ints(total);
+  static Ints begin(int32_t start) { return Ints{} + (BITS == 8 ? start : 0); }
+
+  Ints add(Ints total, int i, const int8_t* x) const {
+    return Ints(_mm512_dpbusd_epi32(__m512i(total), quad[i], _mm512_set1_epi32(quad_at(x, i))));
   }
+
+  static Ints end(Ints total) { return total; }
 };
 
 #elif defined(__AVX2__)
@@ -69,19 +72,19 @@ struct Weights {
     }
   }
 
-  Ints dot(const int8_t* x, int32_t) const {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i total = _mm256_setzero_si256();
-    for (int i = 0; i < QUADS; ++i) {
-      const __m256i from = _mm256_set1_epi32(quad_at(x, i));
-      if (BITS == 4) {  // eight sums of two products stay within 8 · 2 · 15 · 127 < 2^15
-        total = _mm256_add_epi16(total, _mm256_maddubs_epi16(quad[i], from));
-      } else {  // 2 · 128 · 127 < 2^15; |weight| is unsigned, its sign goes to the activation
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(quad[i]), _mm256_sign_epi8(from, quad[i]));
-        total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, ones));
-      }
-    }
-    return Ints(BITS == 4 ? _mm256_madd_epi16(total, ones) : total);
+  static __m256i begin(int32_t) { return _mm256_setzero_si256(); }
+
+  __m256i add(__m256i total, int i, const int8_t* x) const {
+    const __m256i from = _mm256_set1_epi32(quad_at(x, i));
+    // Eight sums of two products stay within 8 · 2 · 15 · 127 < 2^15.
+    if (BITS == 4) return _mm256_add_epi16(total, _mm256_maddubs_epi16(quad[i], from));
+    // 2 · 128 · 127 < 2^15; |weight| is unsigned, its sign goes to the activation.
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(quad[i]), _mm256_sign_epi8(from, quad[i]));
+    return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+
+  static Ints end(__m256i total) {
+    return Ints(BITS == 4 ? _mm256_madd_epi16(total, _mm256_set1_epi16(1)) : total);
   }
 };
 
@@ -107,17 +110,13 @@ struct Weights {
     }
   }
 
-  Ints dot(const int8_t* x, int32_t) const {
-    const int8x16_t low = vld1q_s8(x), high = vld1q_s8(x + 16);
-    int32x4_t total = vdotq_laneq_s32(vdupq_n_s32(0), quad[0], low, 0);
-    total = vdotq_laneq_s32(total, quad[1], low, 1);
-    total = vdotq_laneq_s32(total, quad[2], low, 2);
-    total = vdotq_laneq_s32(total, quad[3], low, 3);
-    total = vdotq_laneq_s32(total, quad[4], high, 0);
-    total = vdotq_laneq_s32(total, quad[5], high, 1);
-    total = vdotq_laneq_s32(total, quad[6], high, 2);
-    return Ints(vdotq_laneq_s32(total, quad[7], high, 3));
+  static int32x4_t begin(int32_t) { return vdupq_n_s32(0); }
+
+  int32x4_t add(int32x4_t total, int i, const int8_t* x) const {
+    return vdotq_s32(total, quad[i], vreinterpretq_s8_s32(vdupq_n_s32(quad_at(x, i))));
   }
+
+  static Ints end(int32x4_t total) { return Ints(total); }
 };
 
 #else
@@ -129,9 +128,9 @@ typedef int32_t Ints __attribute__((vector_size(16)));
 inline Floats halves(const uint8_t* from) {
   Floats v;
   for (int lane = 0; lane < WIDTH; ++lane) {
-    _Float16 half;
+    uint16_t half;
     std::memcpy(&half, from + 2 * lane, sizeof half);
-    v[lane] = float(half);
+    v[lane] = half_to_float(half);
   }
   return v;
 }
@@ -150,15 +149,16 @@ struct Weights {
     }
   }
 
-  Ints dot(const int8_t* x, int32_t) const {
-    Ints total;
+  static Ints begin(int32_t) { return Ints{}; }
+
+  Ints add(Ints total, int i, const int8_t* x) const {
     for (int r = 0; r < WIDTH; ++r) {
-      int32_t value = 0;
-      for (int i = 0; i < BLOCK; ++i) value += int32_t(lane[r][i]) * x[i];
-      total[r] = value;
+      for (int c = 4 * i; c < 4 * i + 4; ++c) total[r] += int32_t(lane[r][c]) * x[c];
     }
     return total;
   }
+
+  static Ints end(Ints total) { return total; }
 };
 
 #endif

@@ -17,10 +17,6 @@ namespace {
 constexpr size_t HUGE_PAGE = 2 << 20;
 constexpr float LEAST_MAGNITUDE = 1e-30f;  // below it a block is zero: the inverse of its scale would overflow
 
-uint16_t to_half(float value) { return bits<uint16_t>(_Float16(value)); }
-
-float from_half(uint16_t half) { return float(bits<_Float16>(half)); }
-
 uint16_t half_at(const void* from) {
   uint16_t half;
   std::memcpy(&half, from, sizeof half);
@@ -42,12 +38,12 @@ size_t source_block_bytes(Kind kind) {
 // One block of any source as fp32.
 void widen(Kind kind, const uint8_t* from, float* w) {
   const uint8_t* q = from + source_block_bytes(kind) - (kind == Kind::Q8_0 ? BLOCK : BLOCK / 2);
-  const float scale = from_half(half_at(from));
-  const float least = kind == Kind::Q4_1 ? from_half(half_at(from + 2)) : -8 * scale;
+  const float scale = half_to_float(half_at(from));
+  const float least = kind == Kind::Q4_1 ? half_to_float(half_at(from + 2)) : -8 * scale;
   switch (kind) {
     case Kind::F32: std::memcpy(w, from, sizeof(float) * BLOCK); break;
     case Kind::F16:
-      for (int i = 0; i < BLOCK; ++i) w[i] = from_half(half_at(from + 2 * i));
+      for (int i = 0; i < BLOCK; ++i) w[i] = half_to_float(half_at(from + 2 * i));
       break;
     case Kind::BF16:
       for (int i = 0; i < BLOCK; ++i) w[i] = bf16_to_float(half_at(from + 2 * i));
@@ -79,8 +75,8 @@ f32x16 nearest(f32x16 v) {
 Packed quantise_to_8(const float* w) {
   Packed out = {};
   const f32x16 a = load(w), b = load(w + LANES);
-  out.scale = to_half(largest(max(abs(a), abs(b))) / 127);
-  const float scale = from_half(out.scale);
+  out.scale = float_to_half(largest(max(abs(a), abs(b))) / 127);
+  const float scale = half_to_float(out.scale);
   const f32x16 inverse = splat(scale > 0 ? 1 / scale : 0);
   for (int i = 0; i < 2; ++i) {
     const f32x16 q = nearest(max(min((i ? b : a) * inverse, splat(127)), splat(-127))) + splat(128);
@@ -98,10 +94,10 @@ struct Levels {
 
 Levels levels(f32x16 a, f32x16 b, float scale, float least) {
   Levels out;
-  out.scale = to_half(scale);
-  out.least = to_half(least);
-  scale = from_half(out.scale);
-  const f32x16 inverse = splat(scale > 0 ? 1 / scale : 0), base = splat(from_half(out.least));
+  out.scale = float_to_half(scale);
+  out.least = float_to_half(least);
+  scale = half_to_float(out.scale);
+  const f32x16 inverse = splat(scale > 0 ? 1 / scale : 0), base = splat(half_to_float(out.least));
   out.a = nearest(min(max((a - base) * inverse, splat(0)), splat(15)));
   out.b = nearest(min(max((b - base) * inverse, splat(0)), splat(15)));
   const f32x16 ea = out.a * splat(scale) + base - a, eb = out.b * splat(scale) + base - b;
@@ -158,7 +154,7 @@ Packed pack_to_4(Kind kind, const uint8_t* from) {
     out.least = half_at(from + 2);
     std::memcpy(out.bytes, from + 4, BLOCK / 2);
   } else if (kind == Kind::Q4_0) {
-    out.least = to_half(-8 * from_half(out.scale));
+    out.least = float_to_half(-8 * half_to_float(out.scale));
     std::memcpy(out.bytes, from + 2, BLOCK / 2);
   } else {
     float w[BLOCK];
@@ -214,8 +210,8 @@ void unpack_row(const Matrix& m, int row, float* out) {
   const uint8_t* block = panel_of(m, row) + 4 * (row % PANEL);
   for (int b = 0; b < m.blocks(); ++b, block += m.block_bytes(), out += BLOCK) {
     const uint8_t* scales = block + 64 * m.bits - 2 * (row % PANEL);
-    const float scale = from_half(half_at(scales));
-    const float least = m.bits == 8 ? -128 * scale : from_half(half_at(scales + 32));
+    const float scale = half_to_float(half_at(scales));
+    const float least = m.bits == 8 ? -128 * scale : half_to_float(half_at(scales + 32));
     for (int load = 0; load < m.bits; ++load) {
       for (int i = 0; i < 4; ++i) {
         const int byte = block[64 * load + i], c = 4 * load + i;

@@ -62,7 +62,7 @@ void product(const Matrix&, int panel, int panels, const Activations&, int row, 
 
 // The same with bf16 activations [rows, cols] (row stride = cols), for many rows; weights are rounded to bf16.
 // Only where `has_wide_product()`. `scratch` is wide_scratch_bytes(matrix, panels), private to the calling thread,
-// 64-byte aligned. Both products load the tile configuration they need and release it before they return.
+// 64-byte aligned; `x` should be, too: tiles load rows of 64 bytes. Both products load the tile configuration they need and release it before they return.
 bool has_wide_product();
 size_t wide_scratch_bytes(const Matrix&, int panels);
 void wide_product(const Matrix&, int panel, int panels, const uint16_t* x, int rows, float* out, int64_t stride, void* scratch);

@@ -28,14 +28,22 @@ struct Block {
   int seen_to(int row) const { return position + row + 1; }
 };
 
+// Sets the chunk of scores from `at` on to −inf outside [from, to).
+inline void hide(float* scores, int at, int from, int to) {
+  for (int i = at; i < at + CHUNK; i += N) {
+    const Ints key = lane_numbers() + i;
+    store_lanes(scores + i, (key >= from) & (key < to) ? load_lanes(scores + i) : all(-INFINITE));
+  }
+}
+
 // Turns the row's scores over the block's keys into exp(scale · (score − largest)), 0 where the row does not see, and
 // passes each vector of them to `put(at, weights)` in ascending order. Overwrites scores that are not seen. Returns their sum.
 template <class Put>
 float softmax(float* scores, const Block& block, int from, int to, float scale, const Put& put) {
   static_assert(CHUNK % (2 * N) == 0);
   const int first = from / CHUNK * CHUNK, last = padded(to);
-  std::fill(scores + first, scores + from, -INFINITE);
-  std::fill(scores + to, scores + last, -INFINITE);
+  hide(scores, first, from, to);
+  hide(scores, last - CHUNK, from, to);
   Lanes most[2] = {all(-INFINITE), all(-INFINITE)};
   for (int at = first; at < last; at += 2 * N)
     for (int i = 0; i < 2; ++i) most[i] = larger(load_lanes(scores + at + i * N), most[i]);

@@ -1,37 +1,30 @@
 // Products of many bf16 rows on matrix tiles.
 #include "matrix.h"
 #include "simd.h"
+#include "tiles.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#if defined(QUAVER_TILES)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
 namespace quaver {
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#if defined(QUAVER_TILES)
 
 namespace {
 
 constexpr int TILE = 16;                 // rows of a tile; a row is 64 bytes
 constexpr size_t TILE_BYTES = 16 * 64;   // one panel's block of weights: 16 pairs of columns × 16 rows
-constexpr int DEPTH = 18;                // blocks of the input for which 32 rows of activations stay in the first cache
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+typedef uint16_t u16x32 __attribute__((vector_size(64)));
 
 // Tiles 0 … 3: results (activations 0 with weights 0, 0 with 1, 1 with 0, 1 with 1), 4 and 5: activations, 6 and 7: weights.
 void configure(int first, int second) {
-  TileConfig config;
+  TileShapes shapes;
   const int rows[8] = {first, first, second, second, first, second, TILE, TILE};
-  for (int tile = 0; tile < 8; ++tile) {
-    config.rows[tile] = uint8_t(rows[tile]);
-    config.row_bytes[tile] = rows[tile] ? 64 : 0;
-  }
-  _tile_loadconfig(&config);
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, rows[tile], 64);
+  _tile_loadconfig(&shapes);
 }
 
 // Columns 4q + i and 4q + i + 1 of 16 rows, from the bytes i and i + 1 of their quads, as pairs of bf16.
@@ -40,9 +33,9 @@ __m512i pairs(__m512i quads, int i, f32x16 scale, f32x16 least) {
   const __m512i even = _mm512_and_si512(_mm512_srli_epi32(quads, 8 * i), byte);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(quads, 8 * i + 8), byte);
   const f32x16 a = f32x16(_mm512_cvtepi32_ps(even)) * scale + least, b = f32x16(_mm512_cvtepi32_ps(odd)) * scale + least;
-  const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)a));
-  const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)b));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  const u16x32 woven = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(__m512i(woven), (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
 }
 
 // One block of a panel as a tile: row j holds columns 2j and 2j + 1 of the panel's 16 rows.
@@ -60,30 +53,23 @@ void widen(const uint8_t* block, uint8_t* tile) {
   }
 }
 
-// Up to 32 rows (tiles as configured; SECOND: more than 16) with two panels, over `depth` blocks; `fresh`: out is not read.
+// Up to 32 rows (tiles as configured; SECOND: more than 16) with one panel or two.
 template <bool SECOND>
-void tiles_product(const uint8_t* weights, size_t panel_step, int depth, const uint16_t* x, int cols, float* out,
-                   int64_t stride, bool two, bool fresh) {
-  const int64_t bytes = stride * 4, x_bytes = int64_t(cols) * 2;
+void tiles_product(const uint8_t* weights, int blocks, const uint16_t* x, float* out, int64_t stride, bool two) {
+  const int64_t cols = int64_t(blocks) * BLOCK, bytes = stride * 4;
+  const uint8_t* weights_of_second = weights + TILE_BYTES * blocks;
   float* lower = out + TILE * stride;
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (SECOND) _tile_zero(2);
-    if (SECOND) _tile_zero(3);
-  } else {
-    _tile_loadd(0, out, bytes);
-    if (two) _tile_loadd(1, out + PANEL, bytes);
-    if (SECOND) _tile_loadd(2, lower, bytes);
-    if (SECOND && two) _tile_loadd(3, lower + PANEL, bytes);
-  }
-  for (int b = 0; b < depth; ++b, weights += TILE_BYTES, x += BLOCK) {
+  _tile_zero(0);
+  _tile_zero(1);
+  if (SECOND) _tile_zero(2);
+  if (SECOND) _tile_zero(3);
+  for (int b = 0; b < blocks; ++b, weights += TILE_BYTES, weights_of_second += TILE_BYTES, x += BLOCK) {
     _tile_loadd(6, weights, 64);
-    _tile_loadd(4, x, x_bytes);
+    _tile_loadd(4, x, cols * 2);
     _tile_dpbf16ps(0, 4, 6);
-    if (two) _tile_loadd(7, weights + panel_step, 64);
+    if (two) _tile_loadd(7, weights_of_second, 64);
     if (two) _tile_dpbf16ps(1, 4, 7);
-    if (SECOND) _tile_loadd(5, x + int64_t(TILE) * cols, x_bytes);
+    if (SECOND) _tile_loadd(5, x + TILE * cols, cols * 2);
     if (SECOND) _tile_dpbf16ps(2, 5, 6);
     if (SECOND && two) _tile_dpbf16ps(3, 5, 7);
   }
@@ -121,12 +107,9 @@ void wide_product(const Matrix& m, int panel, int panels, const uint16_t* x, int
     if (now != configured) configure(now < TILE ? now : TILE, now < TILE ? 0 : now - TILE);
     configured = now;
     const auto pass = now > TILE ? tiles_product<true> : tiles_product<false>;
-    for (int b = 0; b < m.blocks(); b += DEPTH) {
-      const int depth = m.blocks() - b < DEPTH ? m.blocks() - b : DEPTH;
-      for (int p = 0; p < panels; p += 2) {
-        pass(tiles + panel_step * p + TILE_BYTES * b, panel_step, depth, x + int64_t(row) * m.cols + b * BLOCK, m.cols,
-             out + row * stride + p * PANEL, stride, p + 1 < panels, b == 0);
-      }
+    for (int p = 0; p < panels; p += 2) {
+      pass(tiles + panel_step * p, m.blocks(), x + int64_t(row) * m.cols, out + row * stride + p * PANEL, stride,
+           p + 1 < panels);
     }
   }
   _tile_release();

@@ -233,7 +233,8 @@ void quaver_token_statistics(const float* logits, int rows, int vocabulary, cons
 // Rows of logits [rows, vocabulary]; one token each to `out`.
 void quaver_sample(const float* logits, int rows, int vocabulary, const float* temperature, const int32_t* top_k,
                    const float* top_p, const double* point, int32_t* out) {
-  std::vector<uint8_t> scratch(quaver::sample_scratch_bytes(vocabulary));
+  thread_local std::vector<uint8_t> scratch;  // fresh memory would cost as much as a draw
+  scratch.resize(std::max(scratch.size(), quaver::sample_scratch_bytes(vocabulary)));
   for (int row = 0; row < rows; ++row)
     out[row] = quaver::sample(logits + size_t(row) * vocabulary, vocabulary, temperature[row], top_k[row], top_p[row],
                               point[row], scratch.data());

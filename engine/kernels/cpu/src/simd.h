@@ -62,7 +62,24 @@ inline uint16_t float_to_bf16(float value) {
   return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// IEEE half precision, as GGUF files store scales.
+// IEEE half precision, as GGUF files store scales; by hand, as compilers differ on whether C++ has the type.
+inline float half_to_float(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half & 0x7c00, rest = uint32_t(half & 0x7fff) << 13;
+  const uint32_t normal = rest + (exponent == 0x7c00 ? 224u << 23 : 112u << 23);
+  const uint32_t small = bits<uint32_t>(float(half & 0x3ff) * 0x1p-24f);
+  return bits<float>((exponent ? normal : small) | sign);
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline uint16_t float_to_half(float value) {
+  const uint32_t u = bits<uint32_t>(value), sign = (u >> 16) & 0x8000, size = u & 0x7fffffff;
+  if (size > 0x7f800000) return uint16_t(sign | 0x7e00);
+  if (size >= 0x477ff000) return uint16_t(sign | 0x7c00);  // rounds to 2^16 or more
+  // Below 2^-14 a half counts units of 2^-24, as a float does next to one half.
+  if (size < 0x38800000) return uint16_t(sign | (bits<uint32_t>(bits<float>(size) + 0.5f) - 0x3f000000));
+  return uint16_t(sign | ((size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13));
+}
+
 inline f32x16 load_f16(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
@@ -75,9 +92,9 @@ inline f32x16 load_f16(const uint16_t* from) {
 #else
   f32x16 v;
   for (int i = 0; i < LANES; ++i) {
-    _Float16 h;
-    std::memcpy(&h, from + i, sizeof h);
-    v[i] = float(h);
+    uint16_t half;
+    std::memcpy(&half, from + i, sizeof half);
+    v[i] = half_to_float(half);
   }
   return v;
 #endif

@@ -25,6 +25,13 @@ constexpr int N = sizeof(Lanes) / sizeof(float);
 
 inline Lanes all(float value) { return Lanes{} + value; }
 
+inline Ints lane_numbers() {
+  constexpr int numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Ints v;
+  std::memcpy(&v, numbers, sizeof v);
+  return v;
+}
+
 inline Lanes load_lanes(const float* from) {
   Lanes v;
   std::memcpy(&v, from, sizeof v);

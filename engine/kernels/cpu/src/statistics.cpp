@@ -1,36 +1,42 @@
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "attention.h"
-#include "simd.h"
+#include "softmax.h"
 
 namespace quaver {
+
+using namespace attention;
+
 namespace {
 
 constexpr int SPAN = 256;  // positions whose logarithms of the mean are held at once
 constexpr float NORMAL = 1.17549435e-38f;
 
-inline f32x16 load_first(const float* from, int count) {
-  if (count >= LANES) return load(from);
-  float padded[LANES] = {};
+inline Lanes load_first(const float* from, int count) {
+  if (count >= N) return load_lanes(from);
+  float padded[N] = {};
   std::memcpy(padded, from, count * sizeof(float));
-  return load(padded);
+  return load_lanes(padded);
 }
 
-inline f32x16 keep(i32x16 mask, f32x16 v) { return bits<f32x16>(bits<i32x16>(v) & mask); }
+inline Lanes keep(Ints mask, Lanes v) { return bits<Lanes>(bits<Ints>(v) & mask); }
+
+// ln x of normal x > 0, absolute error below 2e-7 + 1e-7 · |ln x|. With x = 2^e · m and m around 1 it is
+// e · ln 2 + 2 · artanh((m − 1) / (m + 1)).
+inline Lanes log_normal(Lanes x) {
+  const Ints above = bits<Ints>(x) - 0x3f3504f3;  // the bits of √½
+  const Ints exponent = above >> 23;
+  const Lanes m = bits<Lanes>((above & 0x007fffff) + 0x3f3504f3);
+  const Lanes s = (m - 1.f) / (m + 1.f), z = s * s;
+  const Lanes series = 2.f + z * (0.66666667f + z * (0.4f + z * (0.28571429f + z * 0.22222222f)));
+  return __builtin_convertvector(exponent, Lanes) * 0.69314718f + s * series;
+}
 
 inline float divergence(float p, float mean) { return p > 0 && mean > 0 ? p * (std::log(p) - std::log(mean)) : 0.f; }
-
-// What is summed of one head's weights after position 0.
-struct Sums {
-  float divergence = 0, mass = 0, prompt = 0;
-};
 
 }  // namespace
 
 void head_statistics(const float* weights, int64_t stride, int heads, int length, int prompt_length, float* out) {
-  const float absent = std::numeric_limits<float>::quiet_NaN();
+  constexpr float absent = std::numeric_limits<float>::quiet_NaN();
   float* const divergences = out;            // while summing: Σ p·(ln p − ln p̄) over positions ≥ 1
   float* const masses = out + heads;         // Σ p over positions ≥ 1
   float* const prompts = out + 4 * heads;    // Σ p over positions 1 … prompt length − 1
@@ -39,24 +45,22 @@ void head_statistics(const float* weights, int64_t stride, int heads, int length
   for (int head = 0; head < heads; ++head) mean_sink += weights[head * stride] / float(heads);
 
   alignas(64) float log_mean[SPAN];
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int start = 0; start < length; start += SPAN) {
     const int end = std::min(length, start + SPAN);
-    for (int at = start; at < end; at += LANES) {
-      f32x16 total = splat(0.f);
+    for (int at = start; at < end; at += N) {
+      Lanes total{};
       for (int head = 0; head < heads; ++head) total += load_first(weights + head * stride + at, end - at);
-      store(log_mean + at - start, log(total * splat(1.f / float(heads))));
+      store_lanes(log_mean + at - start, log_normal(total) - std::log(float(heads)));
     }
     for (int head = 0; head < heads; ++head) {
-      f32x16 kl = splat(0.f), mass = splat(0.f), prompt = splat(0.f);
-      for (int at = start; at < end; at += LANES) {
-        f32x16 p = load_first(weights + head * stride + at, end - at);
-        if (at == 0) p = keep(lane > 0, p);
-        const f32x16 mean = load(log_mean + at - start);
-        // A weight too small to have a logarithm here adds nothing; where p is normal, so is the mean, up to 1/heads.
-        kl += keep((p >= NORMAL) & (mean > -88.f), p * (log(p) - mean));
+      Lanes kl{}, mass{}, prompt{};
+      for (int at = start; at < end; at += N) {
+        Lanes p = load_first(weights + head * stride + at, end - at);
+        if (at == 0) p = keep(lane_numbers() > 0, p);
+        // A weight too small to have a logarithm here adds nothing. Where p is normal, so is the heads' total.
+        kl += keep(~(p < NORMAL), p * (log_normal(p) - load_lanes(log_mean + at - start)));
         mass += p;
-        prompt += keep(lane < prompt_length - at, p);
+        prompt += keep(lane_numbers() < prompt_length - at, p);
       }
       divergences[head] += sum(kl);
       masses[head] += sum(mass);
