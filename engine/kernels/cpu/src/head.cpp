@@ -73,13 +73,13 @@ class Scratch {
         top_rows_(top_rows),
         sums_(static_cast<float*>(memory)),
         logits_(sums_ + size_t(tiles) * 3 * padded),
-        tops_(reinterpret_cast<uint64_t*>(logits_ + size_t(threads) * ROWS * STRIDE)) {}
+        tops_(reinterpret_cast<uint64_t*>(logits_ + size_t(threads) * 2 * ROWS * STRIDE)) {}
 
   static constexpr int PLACES = 8 + TOP;  // eight before the first place; the last of them is for insert
 
   static size_t bytes(const Matrix& head, int rows, int top_rows, int threads) {
     const Scratch at(nullptr, head, rows, top_rows, threads);
-    return sizeof(float) * (size_t(at.tiles) * 3 * at.padded + size_t(threads) * ROWS * STRIDE) +
+    return sizeof(float) * (size_t(at.tiles) * 3 * at.padded + size_t(threads) * 2 * ROWS * STRIDE) +
            sizeof(uint64_t) * size_t(threads) * top_rows * PLACES;
   }
 
@@ -87,7 +87,7 @@ class Scratch {
   float* largest(int tile) const { return sums_ + size_t(tile) * 3 * padded; }
   float* weight(int tile) const { return largest(tile) + padded; }
   float* expected(int tile) const { return weight(tile) + padded; }
-  float* logits(int thread) const { return logits_ + size_t(thread) * ROWS * STRIDE; }
+  float* logits(int thread) const { return logits_ + size_t(thread) * 2 * ROWS * STRIDE; }  // and as many of `rest`
   uint64_t* top(int thread, int row) const { return tops_ + (size_t(thread) * top_rows_ + row) * PLACES + 8; }
 
   const int tiles, padded;
@@ -137,8 +137,8 @@ size_t head_scratch_bytes(const Matrix& head, int rows, int top_rows, int thread
   return Scratch::bytes(head, rows, top_rows, threads);
 }
 
-void head_pass(Team& team, int thread, const Matrix& head, const Activations& x, int top_rows, float* const* keep,
-               RowStatistics* out, void* scratch) {
+void head_pass(Team& team, int thread, const Matrix& head, const Activations& x, const Activations& rest, int top_rows,
+               float* const* keep, RowStatistics* out, void* scratch) {
   const Scratch at(scratch, head, x.rows, top_rows, team.size());
   for (int row = 0; row < top_rows; ++row) {
     std::fill_n(at.top(thread, row), TOP, 0);
@@ -164,6 +164,13 @@ void head_pass(Team& team, int thread, const Matrix& head, const Activations& x,
     for (int row = 0; row < x.rows; row += ROWS) {
       const int rows = std::min(ROWS, x.rows - row);
       product(head, panel, panels, x, row, rows, logits, STRIDE);
+      const int fine = std::min(rows, top_rows - row);
+      if (fine > 0) {
+        float* more = logits + ROWS * STRIDE;
+        product(head, panel, panels, rest, row, fine, more, STRIDE);
+        for (int r = 0; r < fine; ++r)
+          for (int i = r * STRIDE; i < r * STRIDE + panels * PANEL; i += WIDTH) store(logits + i, load(logits + i) + load(more + i));
+      }
       for (int r = 0; r < rows; ++r) account(tile, row + r, logits + r * STRIDE);
     }
   });
@@ -187,13 +194,19 @@ double quaver_head_pass(const quaver::Matrix* head, const float* x, int rows, in
   const auto aligned = [](std::vector<uint8_t>& v) {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(v.data()) + 63) / 64 * 64);
   };
-  const Activations activations = activations_in(aligned(input), rows, head->cols);
-  for (int row = 0; row < rows; ++row) quantise(x + size_t(row) * head->cols, 0, head->cols, activations, row);
+  std::vector<uint8_t> more(activation_bytes(top_rows, head->cols) + 64);
+  const Activations coarse = activations_in(aligned(input), rows, head->cols);
+  const Activations rest = activations_in(aligned(more), top_rows, head->cols);
+  for (int row = 0; row < rows; ++row) {
+    const float* values = x + size_t(row) * head->cols;
+    quantise(values, 0, head->cols, coarse, row);
+    if (row < top_rows) quantise_rest(values, 0, head->cols, coarse, rest, row);
+  }
   Team team(threads);
   double fastest = INFINITY;
   for (int i = 0; i < repeats; ++i) {
     const auto began = std::chrono::steady_clock::now();
-    team.run([&](int thread) { head_pass(team, thread, *head, activations, top_rows, keep, out, aligned(scratch)); });
+    team.run([&](int thread) { head_pass(team, thread, *head, coarse, rest, top_rows, keep, out, aligned(scratch)); });
     fastest = std::min(fastest, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
   }
   return fastest;

@@ -64,7 +64,7 @@ void widen(Kind kind, const uint8_t* from, float* w) {
 // One row's share of a packed block: its bytes (one for each column at 8 bits, for columns i and i + 16 at 4) and scales.
 struct Packed {
   uint8_t bytes[BLOCK];
-  uint16_t scale, least;
+  uint16_t scale, base;
 };
 
 f32x16 nearest(f32x16 v) {
@@ -75,11 +75,13 @@ f32x16 nearest(f32x16 v) {
 Packed quantise_to_8(const float* w) {
   Packed out = {};
   const f32x16 a = load(w), b = load(w + LANES);
-  out.scale = float_to_half(largest(max(abs(a), abs(b))) / 127);
-  const float scale = half_to_float(out.scale);
+  const float lowest = -largest(max(-a, -b)), highest = largest(max(a, b));
+  out.scale = float_to_half((highest - lowest) / 254);
+  out.base = float_to_half((highest + lowest) / 2);
+  const float scale = half_to_float(out.scale), base = half_to_float(out.base);
   const f32x16 inverse = splat(scale > 0 ? 1 / scale : 0);
   for (int i = 0; i < 2; ++i) {
-    const f32x16 q = nearest(max(min((i ? b : a) * inverse, splat(127)), splat(-127))) + splat(128);
+    const f32x16 q = nearest(max(min(((i ? b : a) - splat(base)) * inverse, splat(127)), splat(-127))) + splat(128);
     for (int lane = 0; lane < LANES; ++lane) out.bytes[i * LANES + lane] = uint8_t(q[lane]);
   }
   return out;
@@ -124,7 +126,7 @@ Packed quantise_to_4(const float* w) {
   }
   Packed out = {};
   out.scale = best.scale;
-  out.least = best.least;
+  out.base = best.least;
   for (int lane = 0; lane < LANES; ++lane) out.bytes[lane] = uint8_t(int(best.a[lane]) | int(best.b[lane]) << 4);
   return out;
 }
@@ -139,6 +141,12 @@ Packed pack_to_8(Kind kind, const uint8_t* from) {
       out.bytes[i] = 120 + (from[2 + i] & 15);
       out.bytes[i + BLOCK / 2] = 120 + (from[2 + i] >> 4);
     }
+  } else if (kind == Kind::Q4_1) {
+    out.base = half_at(from + 2);
+    for (int i = 0; i < BLOCK / 2; ++i) {
+      out.bytes[i] = 128 + (from[4 + i] & 15);
+      out.bytes[i + BLOCK / 2] = 128 + (from[4 + i] >> 4);
+    }
   } else {
     float w[BLOCK];
     widen(kind, from, w);
@@ -151,10 +159,10 @@ Packed pack_to_4(Kind kind, const uint8_t* from) {
   Packed out = {};
   out.scale = half_at(from);
   if (kind == Kind::Q4_1) {
-    out.least = half_at(from + 2);
+    out.base = half_at(from + 2);
     std::memcpy(out.bytes, from + 4, BLOCK / 2);
   } else if (kind == Kind::Q4_0) {
-    out.least = float_to_half(-8 * half_to_float(out.scale));
+    out.base = float_to_half(-8 * half_to_float(out.scale));
     std::memcpy(out.bytes, from + 2, BLOCK / 2);
   } else {
     float w[BLOCK];
@@ -168,7 +176,7 @@ Packed pack_to_4(Kind kind, const uint8_t* from) {
 void put(uint8_t* block, int bits, int lane, const Packed& packed) {
   for (int load = 0; load < bits; ++load) std::memcpy(block + 64 * load + 4 * lane, packed.bytes + 4 * load, 4);
   std::memcpy(block + 64 * bits + 2 * lane, &packed.scale, 2);
-  if (bits == 4) std::memcpy(block + 64 * bits + 32 + 2 * lane, &packed.least, 2);
+  std::memcpy(block + 64 * bits + 32 + 2 * lane, &packed.base, 2);
 }
 
 uint8_t* panel_of(const Matrix& m, int row) { return m.data + m.panel_bytes() * (row / PANEL); }
@@ -211,12 +219,12 @@ void unpack_row(const Matrix& m, int row, float* out) {
   for (int b = 0; b < m.blocks(); ++b, block += m.block_bytes(), out += BLOCK) {
     const uint8_t* scales = block + 64 * m.bits - 2 * (row % PANEL);
     const float scale = half_to_float(half_at(scales));
-    const float least = m.bits == 8 ? -128 * scale : half_to_float(half_at(scales + 32));
+    const float base = half_to_float(half_at(scales + 32)) - (m.bits == 8 ? 128 * scale : 0);
     for (int load = 0; load < m.bits; ++load) {
       for (int i = 0; i < 4; ++i) {
         const int byte = block[64 * load + i], c = 4 * load + i;
-        out[c] = scale * float(m.bits == 8 ? byte : byte & 15) + least;
-        if (m.bits == 4) out[c + BLOCK / 2] = scale * float(byte >> 4) + least;
+        out[c] = scale * float(m.bits == 8 ? byte : byte & 15) + base;
+        if (m.bits == 4) out[c + BLOCK / 2] = scale * float(byte >> 4) + base;
       }
     }
   }
@@ -253,6 +261,16 @@ void quantise(const float* x, int first, int count, const Activations& to, int r
     to.scale[at + b] = scale;
     to.sum[at + b] = scale * float(total);
     to.start[at + b] = -128 * total;
+  }
+}
+
+void quantise_rest(const float* x, int first, int count, const Activations& coarse, const Activations& rest, int row) {
+  for (int c = first; c < first + count; c += BLOCK) {
+    const int8_t* q = coarse.q + size_t(row) * coarse.cols + c;
+    const float scale = coarse.scale[size_t(row) * (coarse.cols / BLOCK) + c / BLOCK];
+    float left[BLOCK];
+    for (int i = 0; i < BLOCK; ++i) left[i] = x[c + i] - scale * float(q[i]);
+    quantise(left - c, c, BLOCK, rest, row);
   }
 }
 

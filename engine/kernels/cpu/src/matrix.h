@@ -2,9 +2,10 @@
 //
 // A matrix [rows, cols] computes y = W·x. It is cut into panels of 16 rows; in a panel, block after block,
 // lie the 32 columns of the 16 rows and their scales, so that a product reads one stream:
-//   8 bits: 8 × 64 bytes (quad q, row r, column 4q + i: byte 4r + i of load q), value + 128; then f16 scale[16]
-//   4 bits: 4 × 64 bytes (low nibbles quads 0 … 3, high nibbles quads 4 … 7);        then f16 scale[16], f16 least[16]
-// w = scale · (u − 128) at 8 bits and scale · u + least at 4: GGUF's Q8_0, Q4_0 and Q4_1 fit without loss.
+//   8 bits: 8 × 64 bytes (quad q, row r, column 4q + i: byte 4r + i of load q), value + 128
+//   4 bits: 4 × 64 bytes (low nibbles quads 0 … 3, high nibbles quads 4 … 7)
+// and then f16 scale[16], f16 base[16]. w = scale · value + base: GGUF's Q8_0 (base 0), Q4_0 and Q4_1 fit without loss,
+// Q4_1 and Q4_0 in 8 bits too.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@ struct Matrix {
   uint8_t* data = nullptr;  // 64-byte aligned, owned
   int panels() const { return (rows + PANEL - 1) / PANEL; }
   int blocks() const { return cols / BLOCK; }
-  size_t block_bytes() const { return bits == 8 ? 512 + 32 : 256 + 64; }
+  size_t block_bytes() const { return 64 * bits + 64; }
   size_t panel_bytes() const { return block_bytes() * blocks(); }
 };
 
@@ -32,8 +33,8 @@ Matrix make_matrix(int rows, int cols, int bits);
 void free_matrix(Matrix&);
 
 // Packs `count` rows stored as `kind` (row-contiguous, GGUF block layout for Q kinds) into rows [first, first + count).
-// What the matrix's bits hold without loss is kept; anything else is quantised: 8 bits symmetric by the block's largest
-// magnitude, 4 bits by the block's least and largest value (with the usual search for a better scale, if it pays).
+// What the matrix's bits hold without loss is kept; anything else is quantised by the block's least and largest value (at
+// 4 bits with a search for a better scale).
 void pack_rows(Matrix&, int first, int count, Kind kind, const void* data);
 
 // Row `row` as fp32 [cols]; for embeddings.
@@ -55,6 +56,9 @@ Activations activations_in(void* buffer, int rows, int cols);
 // Quantises columns [first, first + count) (multiples of 32) of one row. A block with NaN or an infinity makes its
 // row's products NaN.
 void quantise(const float* x, int first, int count, const Activations&, int row);
+
+// Quantises what the 8 bits of `coarse` leave out of the same columns, so that coarse + rest have about 15 bits.
+void quantise_rest(const float* x, int first, int count, const Activations& coarse, const Activations& rest, int row);
 
 // out[r · stride + n] = Σ W[16 · panel + n, :] · x[row + r, :] for n in [0, 16 · panels), r in [0, rows).
 // A row's results do not depend on `rows`: they are bit-identical in any batch.

@@ -12,7 +12,7 @@ constexpr int CHUNK = 128;  // rows whose activations stay in the second cache w
 // WIDTH rows of a panel, from `part`, with ROWS rows of activations. The order of the sums depends on nothing else.
 template <int BITS, int ROWS>
 void lanes_product(const uint8_t* part, int scales, int blocks, const Activations& x, int row, float* out, int64_t stride) {
-  constexpr int BLOCK_BYTES = BITS == 8 ? 512 + 32 : 256 + 64;
+  constexpr int BLOCK_BYTES = 64 * BITS + 64;
   constexpr int WOVEN = ROWS < WEAVE ? ROWS : WEAVE;
   const int8_t* q = x.q + size_t(row) * x.cols;
   const size_t at = size_t(row) * blocks;
@@ -20,7 +20,7 @@ void lanes_product(const uint8_t* part, int scales, int blocks, const Activation
   for (int b = 0; b < blocks; ++b, part += BLOCK_BYTES) {
     const Weights<BITS> weights(part);
     const Floats scale = halves(part + scales);
-    const Floats least = halves(part + scales + (BITS == 4 ? 32 : 0));
+    const Floats base = halves(part + scales + 32);
 #pragma GCC unroll 16
     for (int first = 0; first < ROWS; first += WOVEN) {
       decltype(weights.begin(0)) sums[WOVEN];
@@ -35,7 +35,7 @@ void lanes_product(const uint8_t* part, int scales, int blocks, const Activation
         const size_t i = at + size_t(first + r) * blocks + b;
         const Floats dot = __builtin_convertvector(weights.end(sums[r]), Floats);
         total[first + r] += dot * (scale * x.scale[i]);
-        if (BITS == 4) total[first + r] += least * x.sum[i];
+        total[first + r] += base * x.sum[i];
       }
     }
   }

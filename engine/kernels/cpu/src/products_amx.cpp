@@ -42,8 +42,8 @@ __m512i pairs(__m512i quads, int i, f32x16 scale, f32x16 least) {
 template <int BITS>
 void widen(const uint8_t* block, uint8_t* tile) {
   const f32x16 scale = load_f16(reinterpret_cast<const uint16_t*>(block + 64 * BITS));
-  const f32x16 least =
-      BITS == 8 ? scale * splat(-128) : load_f16(reinterpret_cast<const uint16_t*>(block + 64 * BITS + 32));
+  const f32x16 base = load_f16(reinterpret_cast<const uint16_t*>(block + 64 * BITS + 32));
+  const f32x16 least = BITS == 8 ? base - scale * splat(128) : base;
   const __m512i nibble = _mm512_set1_epi8(15);
   for (int q = 0; q < 8; ++q) {
     __m512i quads = _mm512_loadu_si512(block + 64 * (BITS == 8 ? q : q % 4));

@@ -29,7 +29,7 @@ class Tiles {
 
 template <int BITS>
 void tiles_product(const uint8_t* panel, int blocks, const Activations& x, int row, float* out, int64_t stride) {
-  constexpr int BLOCK_BYTES = BITS == 8 ? 512 + 32 : 256 + 64, RUN = 8;
+  constexpr int BLOCK_BYTES = 64 * BITS + 64, RUN = 8;
   alignas(64) uint8_t weights[RUN][QUADS][64];
   alignas(64) int32_t dots[RUN][TILED_ROWS][PANEL];
   const int8_t* q = x.q + size_t(row) * x.cols;
@@ -58,13 +58,13 @@ void tiles_product(const uint8_t* panel, int blocks, const Activations& x, int r
     }
     for (int b = 0; b < run; ++b) {
       const uint8_t* scales = panel + b * BLOCK_BYTES + 64 * BITS;
-      const Floats scale = halves(scales), least = halves(scales + (BITS == 4 ? 32 : 0));
+      const Floats scale = halves(scales), base = halves(scales + 32);
 #pragma GCC unroll 16
       for (int r = 0; r < TILED_ROWS; ++r) {
         const size_t i = at + size_t(r) * blocks + done + b;
         const Ints dot = Ints(_mm512_load_si512(dots[b][r]));
         total[r] += __builtin_convertvector(dot, Floats) * (scale * x.scale[i]);
-        if (BITS == 4) total[r] += least * x.sum[i];
+        total[r] += base * x.sum[i];
       }
     }
   }

@@ -15,6 +15,8 @@ namespace quaver {
 namespace {
 
 constexpr int WIDE = 48;    // from this many tokens on, products go through matrix tiles where there are some
+// Attention's products take 16-bit activations: 8 bits and all of the rest. Its inputs have the outliers that hurt most.
+constexpr float ATTENTION_SHARE = 1;
 constexpr int PRIVATE = 2;  // up to this many tokens every thread prepares inputs for itself rather than wait
 constexpr int NARROW_TILE = 24, WIDE_TILE = 4;  // panels of one task, at most; multiples of PAIR
 constexpr int PAIR = 2 * BLOCK / PANEL;         // panels that hold 32 rows of gate and the 32 rows of up
@@ -40,12 +42,13 @@ void add(const float* from, int n, float* to) {
   for (; i < n; ++i) to[i] += from[i];
 }
 
-// The rows a product reads: bf16 for matrix tiles, else int8, and with compensation a second set that holds what
-// the first leaves out.
+// The rows a product reads: bf16 for matrix tiles, else int8, and a second set that holds what the first leaves out, of
+// which the product takes back a share.
 struct Input {
   uint16_t* wide = nullptr;
   Activations rows, rest;
   int cols;
+  float share;
 };
 
 class Step {
@@ -56,7 +59,7 @@ class Step {
 
  private:
   struct Thread {  // memory of one thread
-    float *tile, *line, *residue;
+    float *tile, *line;
     uint8_t* input;
     void *attention, *wide;
     double detail_seconds = 0;
@@ -76,10 +79,10 @@ class Step {
     multiply(w, in, unit, thread, use, 0, [](int) {});
   }
   template <class Row>
-  Input prepare(int cols, int thread, const Row& row);
-  void set(const Input&, const float* values, int first, int count, int row, int thread);
+  Input prepare(int cols, float share, int thread, const Row& row);
+  void set(const Input&, const float* values, int first, int count, int row);
 
-  Input view(uint8_t* memory, int rows, int cols) const;
+  Input view(uint8_t* memory, int rows, int cols, float share) const;
   size_t input_bytes(int rows, int cols) const;
   int last_position(int span) const { return b.start[span] + b.count[span] - 1; }
   int last_token(int span) const { return b.offset[span] + b.count[span] - 1; }
@@ -101,7 +104,7 @@ class Step {
   const Outputs& out;  // heads and kept logits are written as they come, the rest by `report`
   Team& team;
   const Heads heads;
-  const bool wide, compensated;
+  const bool wide;
   const int qkv_cols, attended_cols;
   float *x, *qkv, *attended;
   uint8_t *input, *hidden, *layout;
@@ -115,7 +118,7 @@ class Step {
   int lens_layers = 0;
   float *weights = nullptr, *lens = nullptr;
   int64_t weights_stride = 0;
-  Activations head_rows;
+  Activations head_rows, head_rest;
   std::vector<RowStatistics> statistics;
   void* head_scratch;
   std::vector<Thread> threads;
@@ -130,7 +133,6 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
       team(model.team),
       heads{c.heads, c.groups, c.width, c.window, c.norm_eps},
       wide(batch.tokens >= WIDE && has_wide_product()),
-      compensated(c.compensation > 0 && !wide),
       qkv_cols((c.heads + 2 * c.groups) * c.width),
       attended_cols(c.heads * c.width),
       detail_of(batch.spans, -1) {
@@ -174,11 +176,14 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
     lens = reinterpret_cast<float*>(m.buffers.get(LENS, size_t(lens_layers) * b.details * c.hidden * 4));
   }
   const int count = b.rows + lens_layers * b.details;
-  head_rows = activations_in(m.buffers.get(HEAD_INPUT, activation_bytes(count, c.hidden)), count, c.hidden);
+  const size_t head_bytes = aligned(activation_bytes(count, c.hidden));
+  uint8_t* head_input = m.buffers.get(HEAD_INPUT, head_bytes + activation_bytes(b.rows, c.hidden));
+  head_rows = activations_in(head_input, count, c.hidden);
+  head_rest = activations_in(head_input + head_bytes, b.rows, c.hidden);
   head_scratch = m.buffers.get(HEAD_SCRATCH, head_scratch_bytes(m.head(), count, b.rows, team.size()));
   statistics.resize(count);
 
-  const size_t tile = aligned(size_t(T) * (wide ? WIDE_TILE : NARROW_TILE) * PANEL * 4 * (compensated ? 2 : 1));
+  const size_t tile = aligned(size_t(T) * (wide ? WIDE_TILE : NARROW_TILE) * PANEL * 4 * 2);
   const size_t line = aligned(size_t(std::max(widest, c.intermediate)) * 4);
   const size_t attention = aligned(std::max(decode_scratch_bytes(heads, longest), prefills.empty() ? 0 : prefill_scratch_bytes(heads, longest)));
   size_t unpacked = 0;
@@ -186,11 +191,10 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
     for (const Matrix* w : {&m.layers[0].qkv, &m.layers[0].output, &m.layers[0].gate_up, &m.layers[0].down})
       unpacked = std::max(unpacked, aligned(wide_scratch_bytes(*w, WIDE_TILE)));
   for (int t = 0; t < team.size(); ++t) {
-    uint8_t* memory = m.buffers.get(PER_THREAD + t, tile + 2 * line + attention + unpacked + input_bytes(PRIVATE, widest));
+    uint8_t* memory = m.buffers.get(PER_THREAD + t, tile + line + attention + unpacked + input_bytes(PRIVATE, widest));
     Thread own;
     own.tile = reinterpret_cast<float*>(memory);
     own.line = reinterpret_cast<float*>(memory += tile);
-    own.residue = reinterpret_cast<float*>(memory += line);
     own.attention = memory += line;
     own.wide = memory += attention;
     own.input = memory += unpacked;
@@ -228,7 +232,7 @@ void Step::layer(int index, int thread) {
     for (int t = 0; t < b.tokens; ++t) add(tile + t * stride, cols, x + size_t(t) * c.hidden + first);
   };
 
-  const Input normed = prepare(c.hidden, thread, [&](int t, float* line) {
+  const Input normed = prepare(c.hidden, ATTENTION_SHARE, thread, [&](int t, float* line) {
     rms_norm(x + size_t(t) * c.hidden, l.attention_norm, c.hidden, c.norm_eps, line);
     return line;
   });
@@ -236,22 +240,22 @@ void Step::layer(int index, int thread) {
     for (int t = 0; t < b.tokens; ++t) std::memcpy(projected(t) + first, tile + t * stride, size_t(cols) * 4);
   });
   attend(index, sampled >= 0, thread);
-  const Input context = prepare(attended_cols, thread, [&](int t, float*) { return attended + size_t(t) * attended_cols; });
+  const Input context = prepare(attended_cols, ATTENTION_SHARE, thread, [&](int t, float*) { return attended + size_t(t) * attended_cols; });
   multiply(l.output, context, 2, thread, add_to_residual, sampled < 0 ? 0 : b.details,
            [&](int detail) { explain(sampled, detail, thread); });
 
-  const Input again = prepare(c.hidden, thread, [&](int t, float* line) {
+  const Input again = prepare(c.hidden, c.compensation, thread, [&](int t, float* line) {
     rms_norm(x + size_t(t) * c.hidden, l.feed_forward_norm, c.hidden, c.norm_eps, line);
     return line;
   });
-  const Input inner = view(hidden, b.tokens, c.intermediate);
+  const Input inner = view(hidden, b.tokens, c.intermediate, c.compensation);
   multiply(l.gate_up, again, PAIR, thread, [&](int first, int cols, const float* tile, int64_t stride) {
     float h[BLOCK];
     for (int at = 0; at < cols; at += 2 * BLOCK) {
       for (int t = 0; t < b.tokens; ++t) {
         const float *gate = tile + t * stride + at, *up = gate + BLOCK;
         for (int i = 0; i < BLOCK; i += LANES) store(h + i, silu(load(gate + i)) * load(up + i));
-        set(inner, h, (first + at) / 2, BLOCK, t, thread);
+        set(inner, h, (first + at) / 2, BLOCK, t);
       }
     }
   });
@@ -278,9 +282,9 @@ void Step::multiply(const Matrix& w, const Input& in, int unit, int thread, cons
     } else {
       product(w, panel, panels, in.rows, 0, b.tokens, tile, stride);
     }
-    if (compensated) {
+    if (!in.wide && in.share > 0) {
       product(w, panel, panels, in.rest, 0, b.tokens, tile + size, stride);
-      for (int64_t i = 0; i < size; i += LANES) store(tile + i, load(tile + i) + splat(c.compensation) * load(tile + size + i));
+      for (int64_t i = 0; i < size; i += LANES) store(tile + i, load(tile + i) + splat(in.share) * load(tile + size + i));
     }
     use(panel * PANEL, std::min(int(stride), w.rows - panel * PANEL), tile, stride);
   });
@@ -288,46 +292,43 @@ void Step::multiply(const Matrix& w, const Input& in, int unit, int thread, cons
 
 // Makes an input of row(token, line) for every token; the returned one may be read by this thread at once.
 template <class Row>
-Input Step::prepare(int cols, int thread, const Row& row) {
+Input Step::prepare(int cols, float share, int thread, const Row& row) {
   if (b.tokens <= PRIVATE) {
-    const Input own = view(threads[thread].input, b.tokens, cols);
-    for (int t = 0; t < b.tokens; ++t) set(own, row(t, threads[thread].line), 0, cols, t, thread);
+    const Input own = view(threads[thread].input, b.tokens, cols, share);
+    for (int t = 0; t < b.tokens; ++t) set(own, row(t, threads[thread].line), 0, cols, t);
     return own;
   }
-  const Input shared = view(input, b.tokens, cols);
-  team.loop(b.tokens, [&](int t) { set(shared, row(t, threads[thread].line), 0, cols, t, thread); });
+  const Input shared = view(input, b.tokens, cols, share);
+  team.loop(b.tokens, [&](int t) { set(shared, row(t, threads[thread].line), 0, cols, t); });
   return shared;
 }
 
 // Sets columns [first, first + count) of one row of an input.
-void Step::set(const Input& in, const float* values, int first, int count, int row, int thread) {
+void Step::set(const Input& in, const float* values, int first, int count, int row) {
   if (in.wide) {
     uint16_t* to = in.wide + size_t(row) * in.cols + first;
     for (int i = 0; i < count; i += LANES) store_bf16(to + i, load(values + i));
     return;
   }
   quantise(values - first, first, count, in.rows, row);
-  if (!compensated) return;
-  float* residue = threads[thread].residue;
-  const size_t at = size_t(row) * in.cols + first;
-  for (int i = 0; i < count; ++i) residue[i] = values[i] - in.rows.scale[(at + i) / BLOCK] * in.rows.q[at + i];
-  quantise(residue - first, first, count, in.rest, row);
+  if (in.share > 0) quantise_rest(values - first, first, count, in.rows, in.rest, row);
 }
 
-Input Step::view(uint8_t* memory, int rows, int cols) const {
+Input Step::view(uint8_t* memory, int rows, int cols, float share) const {
   Input in;
   in.cols = cols;
+  in.share = share;
   if (wide) {
     in.wide = reinterpret_cast<uint16_t*>(memory);
   } else {
     in.rows = activations_in(memory, rows, cols);
-    if (compensated) in.rest = activations_in(memory + aligned(activation_bytes(rows, cols)), rows, cols);
+    if (share > 0) in.rest = activations_in(memory + aligned(activation_bytes(rows, cols)), rows, cols);
   }
   return in;
 }
 
 size_t Step::input_bytes(int rows, int cols) const {
-  return wide ? aligned(size_t(rows) * cols * 2) : aligned(activation_bytes(rows, cols)) * (compensated ? 2 : 1);
+  return wide ? aligned(size_t(rows) * cols * 2) : 2 * aligned(activation_bytes(rows, cols));
 }
 
 // With `sampled`, the weights of the heads stay in `weights` for the detail rows; those of a prompt are one query more.
@@ -388,8 +389,9 @@ void Step::head(int thread) {
     const float* from = r < b.rows ? x + size_t(b.row_tokens[r]) * c.hidden : lens + size_t(r - b.rows) * c.hidden;
     rms_norm(from, m.final_norm, c.hidden, c.norm_eps, threads[thread].line);
     quantise(threads[thread].line, 0, c.hidden, head_rows, r);
+    if (r < b.rows) quantise_rest(threads[thread].line, 0, c.hidden, head_rows, head_rest, r);
   });
-  head_pass(team, thread, m.head(), head_rows, b.rows, out.keep, statistics.data(), head_scratch);
+  head_pass(team, thread, m.head(), head_rows, head_rest, b.rows, out.keep, statistics.data(), head_scratch);
 }
 
 }  // namespace
