@@ -1,0 +1,54 @@
+"""Which engines there are to measure on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.formats import FORMATS, gguf_in
+from benchmarks.peers.ours import PLAIN_BITS, bits_there
+from benchmarks.rows import Variant, console
+
+WITHOUT_LLAMACPP = (
+    "llama-cpp-python is not installed: its rows stay empty. `make bench` builds it, or: "
+    "pip install -e '.[bench]' (needs cmake and a C++ compiler; takes about ten minutes)"
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """Everyone who takes part. `llamacpp` is empty where it is not installed."""
+
+    ours: list[Variant]
+    llamacpp: list[Variant]
+    plain: Variant  # transformers
+    observing: Variant  # transformers, doing what full signals do
+    float32: Variant
+
+    def ours_with(self, signals: str, format: str | None = None) -> list[Variant]:
+        """Ours with these signals, of one weight format or of all."""
+        return [v for v in self.ours if v.signals == signals and format in (None, v.format)]
+
+
+def gather(model: Path) -> Field:
+    """Find out who can take part with the model in `model`, a GGUF file."""
+    ours = [
+        Variant("ours", "bf16" if bits == PLAIN_BITS else f"{bits}-bit", (("bits", bits),), signals)
+        for bits in bits_there()
+        for signals in ("off", "budget", "full")
+    ]
+    llamacpp: list[Variant] = []
+    if importlib.util.find_spec("llama_cpp") is None:
+        console.print(f"[yellow]{WITHOUT_LLAMACPP}")
+    else:
+        for name in FORMATS:
+            console.print(f"[dim]llama.cpp {name}: {gguf_in(name, model)}")
+            llamacpp.append(Variant("llama.cpp", name, (("path", str(gguf_in(name, model))),)))
+    return Field(
+        ours,
+        llamacpp,
+        plain=Variant("transformers", "bf16", ()),
+        observing=Variant("transformers", "bf16", (), signals="full"),
+        float32=Variant("transformers", "float32", (("dtype", "float32"),)),
+    )
