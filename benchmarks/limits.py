@@ -28,6 +28,11 @@ class Limits:
     bf16: float
     int8: float
 
+    @property
+    def fastest(self) -> float:
+        """Operations per second of the type that this machine multiplies fastest."""
+        return max(self.bf16, self.int8)
+
     def bandwidth(self, working_set: float) -> float:
         """Bytes per second when `working_set` bytes are read again and again: the nearest measured
         size that is not larger, so that the limit is never too low."""

@@ -6,9 +6,13 @@ import datetime
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+#: Above this share of the machine in other hands, figures are noise.
+QUIET = 0.05
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("quaver", "torch", "numpy", "transformers", "llama-cpp-python")
@@ -52,7 +56,21 @@ def _machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "instructions": [flag for flag in _TELLING if flag in flags],
         "system": platform.platform(),
+        "busy": round(_busy(), 3),
     }
+
+
+def _busy(seconds: float = 0.5) -> float:
+    """Share of all cores that others use, while we sleep."""
+    before = _ticks()
+    time.sleep(seconds)
+    (idle, total), (idle_before, total_before) = _ticks(), before
+    return 1 - (idle - idle_before) / max(total - total_before, 1)
+
+
+def _ticks() -> tuple[int, int]:
+    ticks = [int(tick) for tick in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _version(name: str) -> str | None:

@@ -12,6 +12,11 @@ import numpy as np
 from benchmarks.rows import Peers, Variant, console
 from benchmarks.text import Text
 
+#: A name, who is asked, and the arguments of its `score`.
+Asked = tuple[str, Variant, dict[str, Any]]
+#: The name of what bfloat16 alone loses.
+FLOOR = "bf16, reference kernels"
+
 
 @dataclass(frozen=True)
 class Quality:
@@ -33,17 +38,29 @@ def of(answer: dict[str, Any], reference: dict[str, Any]) -> Quality:
 def judge(
     peers: Peers,
     reference: Variant,
-    variants: Sequence[tuple[str, Variant, dict[str, Any]]],
+    asked: Sequence[Asked],
     text: Text,
     most: int,
 ) -> dict[str, dict[str, float]]:
-    """Score `most` windows with every variant, each under its name with its arguments of `score`."""
+    """Score `most` windows with everyone who is `asked`; float32 is the `reference`."""
     windows = text.windows(most)
     console.print(f"[dim]quality: {len(windows)} windows with {reference.name}")
     with peers.fresh(reference) as peer:
         whole = peer.ask("score", windows=windows)
     found = {"float32": asdict(of(whole, whole))}
-    for name, variant, how in variants:
+    for name, variant, how in asked:
         console.print(f"[dim]quality: {name}")
         found[name] = asdict(of(peers.of(variant).ask("score", windows=windows, **how), whole))
     return found
+
+
+def deltas(found: dict[str, dict[str, float]]) -> dict[str, float]:
+    """What our 8 bits lose beyond bfloat16's own loss, by the worse of both ways through the kernels."""
+    ours = [quality for name, quality in found.items() if name.startswith("ours 8-bit")]
+    if not ours:
+        return {}
+    floor = found[FLOOR]
+    return {
+        "perplexity_delta": max(q["perplexity_ratio"] for q in ours) - floor["perplexity_ratio"],
+        "top1_delta": max(q["top1_disagreement"] for q in ours) - floor["top1_disagreement"],
+    }

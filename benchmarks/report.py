@@ -61,8 +61,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         rows = [row for row in result["rows"] if row["measure"] == measure]
         if rows:
             console.print(_speeds(rows, measure))
-    if result["memory"]:
-        console.print(_memory(result["memory"]))
+    if result["memory_mb"]:
+        console.print(_memory(result["memory_mb"]))
     if result["quality"]:
         console.print(_quality(result["quality"]))
     console.print(_figures(result))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.formats import FORMATS, gguf_in
-from benchmarks.peers.ours import PLAIN_BITS, bits_there
+from benchmarks.peers.ours import DEFAULT_BITS, PLAIN_BITS, bits_there
 from benchmarks.rows import Variant, console
 
 WITHOUT_LLAMACPP = (
@@ -25,10 +25,17 @@ class Field:
     plain: Variant  # transformers
     observing: Variant  # transformers, doing what full signals do
     float32: Variant
+    bfloat16: Variant  # our reference kernels: the noise that this type makes
+    default: Variant  # ours as it comes
 
     def ours_with(self, signals: str, format: str | None = None) -> list[Variant]:
         """Ours with these signals, of one weight format or of all."""
         return [v for v in self.ours if v.signals == signals and format in (None, v.format)]
+
+
+def llamacpp_is_there() -> bool:
+    """Whether llama.cpp can be asked."""
+    return importlib.util.find_spec("llama_cpp") is not None
 
 
 def gather(model: Path) -> Field:
@@ -39,7 +46,7 @@ def gather(model: Path) -> Field:
         for signals in ("off", "budget", "full")
     ]
     llamacpp: list[Variant] = []
-    if importlib.util.find_spec("llama_cpp") is None:
+    if not llamacpp_is_there():
         console.print(f"[yellow]{WITHOUT_LLAMACPP}")
     else:
         for name in FORMATS:
@@ -51,4 +58,6 @@ def gather(model: Path) -> Field:
         plain=Variant("transformers", "bf16", ()),
         observing=Variant("transformers", "bf16", (), signals="full"),
         float32=Variant("transformers", "float32", (("dtype", "float32"),)),
+        bfloat16=Variant("ours", "bf16", (("bits", PLAIN_BITS),), signals="off"),
+        default=Variant("ours", "default", (("bits", DEFAULT_BITS),), signals="budget"),
     )

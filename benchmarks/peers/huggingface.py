@@ -24,7 +24,8 @@ class Transformers:
         transformers.utils.logging.set_verbosity_error()
         settings = EngineSettings()
         loaded = load(store.resolve(settings.model, settings.model_cache))
-        self._model = model_of(loaded.config, loaded.weights, getattr(torch, dtype))
+        weights = {name: weight.tensor() for name, weight in loaded.weights.items()}
+        self._model = model_of(loaded.config, weights, getattr(torch, dtype))
         self._past: Any = None
         self._tokens = torch.empty(0, 1, dtype=torch.int64)
 

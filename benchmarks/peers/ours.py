@@ -28,6 +28,8 @@ from engine.settings import EngineSettings
 Signals = Literal["off", "budget", "full"]
 #: Weights of the `reference` backend, which knows no 8 and no 4 bits.
 PLAIN_BITS = 16
+#: Whatever the settings say when nobody sets them: what `quaver serve` runs.
+DEFAULT_BITS = 0
 #: Bits that a weight of the layers and one of the LM head takes, scales of blocks of 32 included.
 _STORED = {PLAIN_BITS: (16.0, 32.0), 8: (8.5, 8.5), 4: (5.0, 8.5)}
 
@@ -41,16 +43,12 @@ def bits_there() -> list[int]:
 
 def settings_of(bits: int, signals: Signals, threads: int, **more: Any) -> EngineSettings:
     """Return the settings that stand for one row of the table. The one place that knows their names."""
-    fields = EngineSettings.model_fields
     wanted: dict[str, Any] = {"threads": threads, "max_running": 32, **more}
     if bits == PLAIN_BITS:
         wanted["backend"] = "reference"
-    else:
+    elif bits != DEFAULT_BITS:
         wanted["weight_bits"] = str(bits)
-    if "signal_budget" in fields:
-        wanted |= {"off": {"signal_budget": 0.0}, "budget": {}, "full": {"signal_budget": 1.0}}[signals]
-    else:
-        wanted |= {"off": {"signal_layers": 0}, "budget": {}, "full": {"signal_layers": 1}}[signals]
+    wanted |= {"off": {"signal_budget": 0.0}, "budget": {}, "full": {"signal_budget": 1.0}}[signals]
     return EngineSettings(**wanted)
 
 
@@ -70,12 +68,14 @@ class Ours:
     def describe(self) -> dict[str, Any]:
         """Return what the engine says of itself, and the bytes of weights that a step reads."""
         ready = self._first.ready()
-        bits = _STORED[PLAIN_BITS if ready.backend == "reference" else self._bits]
+        bits = PLAIN_BITS if ready.backend == "reference" else self._bits
+        stored = _STORED.get(bits)
         return {
             "backend": ready.backend,
             "dtype": ready.dtype,
             "quantization": ready.quantization,
-            "weight_bytes": weights_of(self._first.model.config, *bits),
+            "weight_bits": bits or "default",
+            "weight_bytes": None if stored is None else weights_of(self._first.model.config, *stored),
         }
 
     def prefill(self, prompt: Prompt, signals: Signals) -> float:
