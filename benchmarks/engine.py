@@ -115,9 +115,10 @@ class Run:
         self.result["ready"], self.result["ready_s"] = seconds, intervals.of(seconds).median
 
     def _tune(self) -> None:
+        prompts = [self.text.prompt(512, number) for number in range(16)]
         for variant in self.field.llamacpp:
-            prompts = [self.text.prompt(512, number) for number in range(max(self.plan.steps))]
-            self.peers.of(variant).ask("tune", prompts=prompts, batches=sorted(self.plan.steps))
+            console.print(f"[dim]the fastest configuration of {variant.name}")
+            self.peers.of(variant).ask("tune", prompts=prompts, batches=[1, 16])
 
     def _rate(self, rows: list[Row]) -> None:
         """Set every row's share of what the machine allows."""

@@ -65,6 +65,18 @@ def show(result: dict[str, Any], console: Console) -> None:
         console.print(_memory(result["memory_mb"]))
     if result["quality"]:
         console.print(_quality(result["quality"]))
+    for batch, cost in result["signals"].items():
+        console.print(
+            f"signals at the default budget, {batch}: {cost['median']:.1%} of throughput "
+            f"(95 % sure: at most {cost['upper95']:.1%}, {len(cost['losses'])} pairs)"
+        )
+    if result["http"]:
+        found = result["http"]
+        console.print(
+            f"16 streams over HTTP: {intervals.of(found['streamed_tokens_per_s']).median:,.0f} tokens/s, "
+            f"the engine alone {intervals.of(found['engine_tokens_per_s']).median:,.0f}; "
+            f"the client takes {found['client_share_of_all_cores']:.1%} of all cores"
+        )
     console.print(_figures(result))
 
 

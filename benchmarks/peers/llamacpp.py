@@ -48,7 +48,8 @@ class LlamaCpp:
         self._choice: Choice | None = None
         self._sequences = self._length = 0
         self._next: list[int] = []
-        self._fastest = {"prefill": _PREFILL[0]}  # what prefills, and what decodes so many sequences
+        self._prefills = _PREFILL[0]
+        self._decodes = {1: _DECODE[0]}  # from so many sequences on
 
     def describe(self) -> dict[str, Any]:
         """Return format, weight bytes, the chosen configuration and what the build can do."""
@@ -56,28 +57,32 @@ class LlamaCpp:
             "format": self._format,
             "weight_bytes": api.llama_model_size(self._model),
             "version": version("llama-cpp-python"),
-            "configuration": {name: asdict(choice) for name, choice in self._fastest.items()},
+            "configuration": {
+                "prefill": asdict(self._prefills),
+                **{f"decode from {batch}": asdict(choice) for batch, choice in self._decodes.items()},
+            },
             "system": api.llama_print_system_info().decode().strip(),
         }
 
     def tune(self, prompts: list[Prompt], batches: list[int]) -> None:
         """Find the configuration in which this machine prefills, and decodes each of `batches`, fastest."""
-        spent = {choice: min(self._prefill(prompts[0], choice) for _ in range(3)) for choice in _PREFILL}
-        self._fastest["prefill"] = min(spent, key=spent.__getitem__)
+        spent = {choice: min(self._prefill(prompts[0], choice) for _ in range(2)) for choice in _PREFILL}
+        self._prefills = min(spent, key=spent.__getitem__)
         for batch in batches:
             spent = {}
             for choice in _DECODE:
                 self._prepare([prompt[:96] for prompt in prompts[:batch]], 64, choice)
                 spent[choice] = min(self.decode(8) for _ in range(3))
-            self._fastest[f"decode {batch}"] = min(spent, key=spent.__getitem__)
+            self._decodes[batch] = min(spent, key=spent.__getitem__)
 
     def prefill(self, prompt: Prompt) -> float:
         """Seconds from a prompt to the choice of its first token, in one call."""
-        return self._prefill(prompt, self._fastest["prefill"])
+        return self._prefill(prompt, self._prefills)
 
     def prepare(self, prompts: list[Prompt], steps: int) -> None:
         """Fill the context with `prompts`, all of one length."""
-        self._prepare(prompts, steps, self._fastest.get(f"decode {len(prompts)}", _DECODE[0]))
+        tuned = max(batch for batch in self._decodes if batch <= len(prompts))
+        self._prepare(prompts, steps, self._decodes[tuned])
 
     def decode(self, steps: int) -> float:
         """Seconds that `steps` greedy tokens of every sequence took, the choice of tokens included."""
@@ -95,7 +100,7 @@ class LlamaCpp:
         logprobs: list[float] = []
         top: list[int] = []
         for window in windows:
-            self._open(len(window), 1, self._fastest["prefill"])
+            self._open(len(window), 1, self._prefills)
             self._fill((token, i, 0, True) for i, token in enumerate(window))
             self._run()
             logits = self._logits(len(window))[:-1].astype(np.float32)
