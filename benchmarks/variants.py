@@ -50,7 +50,7 @@ def gather(model: Path) -> Field:
         console.print(f"[yellow]{WITHOUT_LLAMACPP}")
     else:
         for name in FORMATS:
-            console.print(f"[dim]llama.cpp {name}: {gguf_in(name, model)}")
+            console.print(f"[dim]llama.cpp's file in {name}")
             llamacpp.append(Variant("llama.cpp", name, (("path", str(gguf_in(name, model))),)))
     return Field(
         ours,

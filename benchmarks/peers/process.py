@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -85,10 +86,9 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._process.wait()
-            raise PeerError(
-                f"{self.family} ended with status {self._process.returncode}:\n{self._last_words()}"
-            )
+            status = self._process.wait()
+            cause = f"status {status}" if status >= 0 else signal.Signals(-status).name
+            raise PeerError(f"{self.family} ended with {cause}:\n{self._last_words()}")
         answer = json.loads(line)
         if "error" in answer:
             raise PeerError(f"{self.family}: {answer['error']}")
