@@ -12,7 +12,7 @@ from benchmarks.rows import Variant, console
 
 WITHOUT_LLAMACPP = (
     "llama-cpp-python is not installed: its rows stay empty. `make bench` builds it, or: "
-    "pip install -e '.[bench]' (needs cmake and a C++ compiler; takes about ten minutes)"
+    "pip install -e '.\\[bench]' (needs cmake and a C++ compiler; takes about ten minutes)"
 )
 
 
