@@ -45,8 +45,8 @@ class LlamaCpp:
         self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._batch = api.llama_batch_init(_BATCH, 0, 1)
         self._context: Any = None
-        self._choice: Choice | None = None
-        self._sequences = self._length = 0
+        self._opened: tuple[int, int, Choice] | None = None  # the context's length, sequences, configuration
+        self._length = 0
         self._next: list[int] = []
         self._prefills = _PREFILL[0]
         self._decodes = {1: _DECODE[0]}  # from so many sequences on
@@ -132,11 +132,12 @@ class LlamaCpp:
     def _open(self, length: int, sequences: int, choice: Choice) -> None:
         """Have an empty context for `sequences` of `length` tokens each, the last one if it is alike."""
         wanted = -(-length // 256) * 256
-        if self._context and (self._length_max, self._sequences, self._choice) == (wanted, sequences, choice):
+        if self._opened == (wanted, sequences, choice):
             api.llama_memory_clear(api.llama_get_memory(self._context), False)
             return
-        if self._context:
+        if self._opened is not None:
             api.llama_free(self._context)
+            self._opened = None
         params = api.llama_context_default_params()
         params.n_ctx = wanted * sequences
         params.n_batch = _BATCH
@@ -149,7 +150,7 @@ class LlamaCpp:
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError(f"llama.cpp has no context for {sequences} × {wanted} tokens with {choice}")
-        self._length_max, self._sequences, self._choice = wanted, sequences, choice
+        self._opened = wanted, sequences, choice
 
     def _fill(self, rows: Iterable[tuple[int, int, int, bool]]) -> None:
         """Lay (token, position, sequence, whether its logits are wanted) out as the next call."""
