@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,28 +10,31 @@ Prompt = list[int]
 
 
 class Subject(Protocol):
-    """An engine that is told when to work. It must sleep in between: others are being measured."""
+    """An engine that is told when to work. It must sleep in between: others are being measured.
 
-    def describe(self) -> dict[str, Any]:
-        """Return what runs: `weight_bytes` that one step reads, versions, the configuration chosen."""
-        ...
+    Each takes what is named here, and whatever else its engine can be told.
+    """
 
-    def prefill(self, prompt: Prompt, **how: Any) -> float:
-        """Return the seconds from a prompt to the choice of its first token."""
-        ...
+    @property
+    def describe(self) -> Callable[[], dict[str, Any]]:
+        """() → what runs: `weight_bytes` that one step reads, versions, the configuration chosen."""
 
-    def prepare(self, prompts: list[Prompt], steps: int, **how: Any) -> None:
-        """Begin one sequence for each prompt; up to `steps` further tokens of each will be asked for."""
-        ...
+    @property
+    def prefill(self) -> Callable[..., float]:
+        """(prompt) → seconds from a prompt to the choice of its first token."""
 
-    def decode(self, steps: int, **how: Any) -> float:
-        """Return the seconds that `steps` further greedy tokens of every sequence took."""
-        ...
+    @property
+    def prepare(self) -> Callable[..., None]:
+        """(prompts, steps): begin a sequence for each prompt, of which `steps` tokens more may be asked."""
 
-    def score(self, windows: list[Prompt], **how: Any) -> dict[str, list[float] | list[int]]:
-        """Return, for every token after the first of each window, its natural-log probability
+    @property
+    def decode(self) -> Callable[..., float]:
+        """(steps) → seconds that `steps` further greedy tokens of every sequence took."""
+
+    @property
+    def score(self) -> Callable[..., dict[str, Any]]:
+        """(windows) → for every token after the first of each window, its natural-log probability
         (`logprobs`) and the likeliest token in its place (`top1`)."""
-        ...
 
 
 def resident_mb() -> float:

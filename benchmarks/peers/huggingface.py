@@ -21,7 +21,6 @@ class Transformers:
 
     def __init__(self, threads: int, dtype: str = "bfloat16") -> None:
         torch.set_num_threads(threads)
-        transformers.utils.logging.set_verbosity_error()
         settings = EngineSettings()
         loaded = load(store.resolve(settings.model, settings.model_cache))
         weights = {name: weight.tensor() for name, weight in loaded.weights.items()}
@@ -124,4 +123,5 @@ def model_of(config: ModelConfig, weights: dict[str, Tensor], dtype: torch.dtype
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise RuntimeError(f"weights do not fit: {missing} are missing, {unexpected} are not known")
     model.tie_weights()
-    return model.to(dtype).eval()
+    cast: Any = model  # its `to` is not typed
+    return cast.to(dtype).eval()
