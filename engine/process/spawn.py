@@ -36,6 +36,8 @@ class Spawned:
         """End the process and remove every trace."""
         self.process.kill()
         self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
