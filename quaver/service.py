@@ -83,6 +83,7 @@ class Service:
             observers=observers,
             record_encoder=self.telemetry.records,
         )
+        self.telemetry.watch_admission(lambda: self.api.door.levels(time.monotonic()))
         routes: list[BaseRoute] = [
             *self.telemetry.routes(),
             *self.alerting.routes(),
