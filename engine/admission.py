@@ -18,6 +18,9 @@ from engine.messages import RequestMeta
 
 _MAX_RETRY_S = 60.0
 _SMOOTHING = 0.1
+_TELLING_S = 0.5  # shorter waits say nothing about the prediction
+_MAX_BIAS = 10.0
+_BIAS_SMOOTHING = 0.3
 
 
 class Levels(NamedTuple):
@@ -30,16 +33,25 @@ class Levels(NamedTuple):
 
 
 class _Open:
-    """A request in flight: its flow, its choices that wait for their first token, when it came."""
+    """A request in flight: its flow, its choices that wait for their first token, when it came.
 
-    __slots__ = ("arrived", "began", "choices", "flow", "unbegun")
+    `expected_s` is the wait that was computed for it.
+    """
 
-    def __init__(self, flow: Flow, choices: int, arrived: float) -> None:
+    __slots__ = ("arrived", "began", "choices", "expected_s", "flow", "unbegun")
+
+    def __init__(self, flow: Flow, choices: int, arrived: float, expected_s: float) -> None:
         self.flow = flow
+        self.expected_s = expected_s
         self.choices = choices
         self.unbegun = set(range(choices))
         self.arrived = arrived
         self.began: float | None = None
+
+    def wait_ratio(self, now: float) -> float:
+        """Seconds waited ÷ seconds expected; 1 for expectations too short to tell."""
+        waited = (self.began if self.began is not None else now) - self.arrived
+        return min(waited / self.expected_s, _MAX_BIAS) if self.expected_s >= _TELLING_S else 1.0
 
 
 class Door:
@@ -62,6 +74,7 @@ class Door:
         self._open: dict[str, _Open] = {}
         self._held: Counter[Flow] = Counter()
         self._unbegun: Counter[Flow] = Counter()
+        self._bias: dict[Flow, float] = {}
         self._service_s = 0.0
 
     @property
@@ -108,8 +121,17 @@ class Door:
         """Predict how long a newcomer would wait for its turn.
 
         Ahead of it are those of its own flow and, as turns are fair, no more of each other flow than
-        its weight allows; the places come free at the rate at which requests are served.
+        its weight allows; the places come free at the rate at which requests are served. What that
+        leaves out (others who will come and go first, long prompts) is learnt: waits of the flow,
+        those that last still among them, ÷ what was computed for them.
         """
+        lasting = max(
+            (r.wait_ratio(now) for r in self._open.values() if r.flow == flow and r.began is None),
+            default=1.0,
+        )
+        return max(self._bias.get(flow, 1.0), lasting) * self._computed_s(flow, now)
+
+    def _computed_s(self, flow: Flow, now: float) -> float:
         own = self._unbegun[flow] + 1
         ahead = sum(
             min(count, own * other.weight / flow.weight)
@@ -124,7 +146,7 @@ class Door:
         """Take places for a request that was let in."""
         self.load.arrive(now, choices)
         flow = flow_of(meta)
-        self._open[meta.request_id] = _Open(flow, choices, now)
+        self._open[meta.request_id] = _Open(flow, choices, now, self._computed_s(flow, now))
         self._held[flow] += choices
         self._unbegun[flow] += choices
 
@@ -134,7 +156,11 @@ class Door:
         if request is not None and choice in request.unbegun:
             request.unbegun.discard(choice)
             self._unbegun[request.flow] -= 1
-            request.began = request.began if request.began is not None else now
+            if request.began is None:
+                request.began = now
+                known = self._bias.get(request.flow, 1.0)
+                closer = known + _BIAS_SMOOTHING * (request.wait_ratio(now) - known)
+                self._bias[request.flow] = max(closer, 1.0)
 
     def observe(self, running: int, waiting: int) -> None:
         """Note the engine's levels after a step: while some wait, what runs is what can run."""
@@ -153,6 +179,8 @@ class Door:
             counter[request.flow] -= count
             if not counter[request.flow]:
                 del counter[request.flow]
+        if request.flow not in self._held:
+            self._bias.pop(request.flow, None)
         if whole:
             latency = now - request.arrived
             self.load.end(now, latency, tokens)

@@ -324,7 +324,7 @@ def test_only_choices_of_one_request_with_one_prompt_share() -> None:
     assert computed == 8  # no whole page before the last token
 
 
-@pytest.mark.parametrize("length", [8, 9, 16, 17, 39, 40])
+@pytest.mark.parametrize("length", [8, 9, 17, 40])
 @pytest.mark.parametrize("step_tokens", [4, 8])
 def test_sharing_is_bit_identical_in_deterministic_mode(length: int, step_tokens: int) -> None:
     prompt = [1 + i % 50 for i in range(length)]
@@ -341,7 +341,7 @@ def test_sharing_is_bit_identical_in_deterministic_mode(length: int, step_tokens
             assert found.heads[key][step].tobytes() == heads.tobytes()
 
 
-@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 6])
 @pytest.mark.parametrize("victim", [0, 1, 2, None])
 def test_an_abort_in_any_state_loses_no_page_and_harms_no_sibling(steps: int, victim: int | None) -> None:
     prompt = list(range(1, 34))
