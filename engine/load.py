@@ -27,7 +27,8 @@ class StepCost:
     """Seconds of a step = what its decodes cost + so much a prompt token, learnt from steps.
 
     The first is a line over the number of decodes, fitted to recent steps without prompts; the
-    second what recent steps with prompts took beyond it.
+    second what recent steps with prompts took beyond it. A step may be slow for many reasons, which is
+    believed by and by; it is fast for one, which is believed at once (the first steps are the slowest).
     """
 
     _MEMORY = 0.98
@@ -45,13 +46,19 @@ class StepCost:
         """Take in a step: its prompt tokens, its decodes, how long it took."""
         if prompt:
             beyond = max(seconds - self.decode_s(decodes), 0.0)
-            if self.prompt_s:
-                beyond = min(beyond, self._OUTLIER * prompt * self.prompt_s)
+            expected = prompt * self.prompt_s
+            if beyond * self._OUTLIER < expected:
+                self._prompts = self._prompt_seconds = 0.0
+            elif expected:
+                beyond = min(beyond, self._OUTLIER * expected)
             self._prompts = self._PROMPT_MEMORY * self._prompts + prompt
             self._prompt_seconds = self._PROMPT_MEMORY * self._prompt_seconds + beyond
         elif decodes:
-            if self._weight > 5:
-                seconds = min(seconds, self._OUTLIER * self.decode_s(decodes))
+            expected = self.decode_s(decodes)
+            if seconds * self._OUTLIER < expected:
+                self._weight = self._square = self._product = 0.0
+            elif expected:
+                seconds = min(seconds, self._OUTLIER * expected)
             self._learn_decode(decodes, seconds)
 
     def _learn_decode(self, decodes: int, seconds: float) -> None:

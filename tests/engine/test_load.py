@@ -52,6 +52,17 @@ def test_step_costs_follow_a_change_and_forgive_an_outlier():
     assert cost.prompt_within(0.2, 4) is None
 
 
+def test_slow_first_steps_are_forgotten_at_once():
+    cost = StepCost()
+    cost.learn(30, 0, 4.0)
+    cost.learn(0, 1, 2.0)
+    assert cost.prompt_within(0.2, 1) == StepCost.LEAST
+    for _ in range(3):
+        cost.learn(0, 1, 0.02)
+    cost.learn(16, 1, 0.03)
+    assert cost.prompt_within(0.2, 1) >= 128
+
+
 def arrivals(rng: random.Random, qps: float, seconds: float, start: float = 0.0) -> list[float]:
     times, now = [], start
     while (now := now + rng.expovariate(qps)) < start + seconds:
