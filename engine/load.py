@@ -45,9 +45,9 @@ class StepCost:
     def learn(self, prompt: int, decodes: int, seconds: float) -> None:
         """Take in a step: its prompt tokens, its decodes, how long it took."""
         if prompt:
-            beyond = max(seconds - self.decode_s(decodes), 0.0)
-            expected = prompt * self.prompt_s
-            if beyond * self._OUTLIER < expected:
+            decoding, expected = self.decode_s(decodes), prompt * self.prompt_s
+            beyond = max(seconds - decoding, 0.0)
+            if seconds * self._OUTLIER < decoding + expected:
                 self._prompts = self._prompt_seconds = 0.0
             elif expected:
                 beyond = min(beyond, self._OUTLIER * expected)
@@ -84,11 +84,14 @@ class StepCost:
     def prompt_within(self, seconds: float, decodes: int) -> int | None:
         """Prompt tokens that fit into a step of `seconds` beside `decodes`, at least LEAST.
 
-        None while a prompt token's cost is not known.
+        Where decodes alone take most of it, prompts get a quarter of a longer step all the same: who
+        waits for a first token would pay dearly for a promise that cannot be kept. None while a prompt
+        token's cost is not known.
         """
         if not self.prompt_s:
             return None
-        left = self._HEADROOM * seconds - self.decode_s(decodes)
+        decoding = self.decode_s(decodes)
+        left = max(self._HEADROOM * seconds - decoding, decoding / 3)
         return max(int(left / self.prompt_s) // self._ROUND * self._ROUND, self.LEAST)
 
 
