@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.arrivals import DATA
 from benchmarks.step_cost import seconds_of
 from engine.admission import Door
@@ -100,7 +102,7 @@ class Simulation:
             page_size=settings.page_size,
             kv_heads=1,
             head_dim=1,
-            dtype=None,  # type: ignore[arg-type]
+            dtype=torch.float32,
         )
         self.policy, self.cost, self.max_running = policy, cost, settings.max_running
         self.roster = Roster(

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -41,7 +42,7 @@ def sequence(
 
 
 def roster(pages: int = 64, **changes: object) -> Roster:
-    pool = PagePool(layers=1, pages=pages, page_size=PAGE, kv_heads=1, head_dim=1, dtype=None)  # type: ignore[arg-type]
+    pool = PagePool(layers=1, pages=pages, page_size=PAGE, kv_heads=1, head_dim=1, dtype=torch.float32)
     values = {"step_tokens": 16, "max_running": 4, "itl_slo_s": 0.0, "whole_chunks": False}
     return Roster(pool, **(values | changes))  # type: ignore[arg-type]
 
@@ -277,7 +278,7 @@ def test_steps_that_decode_keep_the_time_between_tokens():
 
 
 def test_free_pages_cannot_be_shared():
-    pool = PagePool(layers=1, pages=2, page_size=PAGE, kv_heads=1, head_dim=1, dtype=None)  # type: ignore[arg-type]
+    pool = PagePool(layers=1, pages=2, page_size=PAGE, kv_heads=1, head_dim=1, dtype=torch.float32)
     (page,) = pool.take(1)
     pool.share([page])
     pool.release([page])
