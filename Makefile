@@ -13,7 +13,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo serve test check format install dev model lock clean
+.PHONY: help demo serve test check bench format install dev model lock clean
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
@@ -31,6 +31,9 @@ check: dev ## lint, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-bench model ## the engine beside llama.cpp and transformers; options in ARGS, e.g. ARGS="--quick"
+	$(BIN)/python -m benchmarks.engine $(ARGS)
 
 format: dev ## format and apply the safe mends
 	$(BIN)/ruff check --fix .
@@ -60,6 +63,15 @@ $(VENV)/.installed: pyproject.toml requirements.lock $(VENV)/.torch
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install --quiet -c requirements.lock -e '.[dashboard,chaos,load,dev]'
+	@touch $@
+
+# GCC 12 drops the stores that fill AMX's tile configuration, as its header says that only eight bytes are
+# read; llama.cpp then dies of an illegal instruction. Without that one optimisation it is right, and as fast.
+$(VENV)/.installed-bench: pyproject.toml requirements.lock $(VENV)/.installed-dev
+	@$(BIN)/python -c 'import llama_cpp' 2>/dev/null || { \
+		command -v c++ >/dev/null || { echo "llama.cpp is built from source: apt-get install g++ first" >&2; exit 1; }; \
+		echo "building llama.cpp for this machine: about ten minutes, once (pip keeps the wheel)"; }
+	CXXFLAGS="$$CXXFLAGS -fno-dse -fno-tree-dse" $(PIP) install --quiet -c requirements.lock -e '.[bench]'
 	@touch $@
 
 lock: dev ## write requirements.lock from the environment

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 
 import torch
 from torch import Tensor
@@ -28,7 +27,8 @@ from engine.messages import (
     Submit,
 )
 from engine.models.step import Floats, Ints, Model, Output
-from engine.scheduler import Chunk, Sequence, plan
+from engine.roster import Roster
+from engine.scheduler import Chunk, Sequence
 from engine.settings import EngineSettings
 from engine.signals import Aggregates, head_sums, token_signals
 
@@ -46,8 +46,7 @@ class RequestError(ValueError):
 class Engine:
     """Continuous batching over a paged KV pool.
 
-    Invariant: every sequence is in exactly one of `waiting` and `running`; a running one owns
-    the pages for its longest answer, a waiting one owns none.
+    Its `roster` says who waits and who runs; the engine computes what the roster plans.
     """
 
     def __init__(self, model: Model, settings: EngineSettings, hook: ModelHook | None = None) -> None:
@@ -65,8 +64,13 @@ class Engine:
             dtype=model.dtype,
         )
         self.budget = Budget(settings.signal_budget, config.layers)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.roster = Roster(
+            self.pool,
+            step_tokens=settings.step_tokens,
+            max_running=settings.max_running,
+            itl_slo_s=settings.itl_slo_ms / 1000,
+            whole_chunks=settings.deterministic,
+        )
         self._sources: dict[tuple[str, int], torch.Generator | None] = {}
         self._aggregates: dict[tuple[str, int], Aggregates] = {}
         self._touched: dict[str, set[str]] = {}
@@ -76,7 +80,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to compute or report."""
-        return bool(self.waiting or self.running or self._finished)
+        return bool(self.roster.everyone or self._finished)
 
     def ready(self) -> Ready:
         """Describe the engine."""
@@ -109,18 +113,18 @@ class Engine:
             raise RequestError("duplicate_request", f"request {sequence.key} is already running")
         self._aggregates[sequence.key] = Aggregates()
         self._sources[sequence.key] = sampler.generator(request.params, request.choice)
-        self.waiting.append(sequence)
+        self.roster.add(sequence)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a choice of a request, or every one, waiting or running; unknown ones are ignored."""
-        for sequence in [*self.waiting, *self.running]:
+        for sequence in self.roster.everyone:
             if sequence.key[0] == request_id and choice in (None, sequence.key[1]):
                 self._finish(sequence, "abort")
 
     def step(self) -> StepOutput:
         """Compute one step and report what it emitted and what ended, aborts included."""
         began = time.monotonic()
-        chunks = self._plan()
+        chunks = self.roster.plan(began)
         grant = self._grant(chunks)
         groups = [[chunk] for chunk in chunks] if self.settings.deterministic else [chunks]
         computed = [self._compute(group, grant) for group in groups if group]
@@ -135,6 +139,7 @@ class Engine:
         self._steps += 1
         duration = time.monotonic() - began
         self.budget.settle(grant, duration, found.get("detail_s", 0.0))
+        self.roster.learn(chunks, duration)
         return StepOutput(
             step=self._steps,
             time=time.time(),
@@ -152,17 +157,16 @@ class Engine:
     def stats(self) -> EngineStats:
         """Levels now."""
         return EngineStats(
-            running=len(self.running),
-            waiting=len(self.waiting),
+            running=len(self.roster.running),
+            waiting=len(self.roster.waiting),
             pages_used=self.pool.pages - self.pool.free,
             pages_total=self.pool.pages,
         )
 
     def check(self) -> None:
-        """Raise AssertionError if a page is lost or shared, or a table outlives its sequence."""
-        self.pool.check([page for sequence in self.running for page in sequence.pages])
-        assert not any(sequence.pages for sequence in self.waiting), "a waiting sequence owns pages"
-        keys = {sequence.key for sequence in [*self.waiting, *self.running]}
+        """Raise AssertionError if the roster's books are wrong, or anything outlives its sequence."""
+        self.roster.check()
+        keys = {sequence.key for sequence in self.roster.everyone}
         assert self._aggregates.keys() == keys == self._sources.keys(), "state outlives its sequence"
         assert self._touched.keys() <= {key[0] for key in keys}, "fault marks outlive their request"
 
@@ -196,23 +200,6 @@ class Engine:
     def _take_finished(self) -> list[Finish]:
         finished, self._finished = self._finished, []
         return finished
-
-    def _plan(self) -> list[Chunk]:
-        chosen = plan(
-            self.running,
-            self.waiting,
-            step_tokens=self.settings.step_tokens,
-            max_running=self.settings.max_running,
-            free_pages=self.pool.free,
-            page_size=self.pool.page_size,
-            whole_chunks=self.settings.deterministic,
-        )
-        for sequence in chosen.admit:
-            self.waiting.popleft()
-            sequence.pages = self.pool.take(self.pool.needed(sequence.longest))
-            sequence.admitted = time.monotonic()
-            self.running.append(sequence)
-        return chosen.chunks
 
     def _grant(self, chunks: list[Chunk]) -> Grant:
         """Ask the budget which of the step's emitting sequences get layer detail, and of which layers."""
@@ -330,12 +317,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take a sequence out, give its pages back and queue its Finish."""
-        if sequence.pages:
-            self.running.remove(sequence)
-            self.pool.release(sequence.pages)
-            sequence.pages = []
-        else:
-            self.waiting.remove(sequence)
+        self.roster.remove(sequence)
         now = time.monotonic()
         admitted = sequence.admitted or now
         request_id, choice = sequence.key

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error", "shed"]
+Priority = Literal["high", "normal", "low"]
 
 #: Why a token has layer detail: it looked risky; it was every n-th of its response, whatever it looked
 #: like; its request, or the server's budget, wants every token.
@@ -56,6 +57,7 @@ class RequestMeta(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     tenant: str = "default"
     route: str = "default"
+    priority: Priority = "normal"
     session: str | None = None
     trace_id: str | None = None
     canary: bool = False

@@ -1,21 +1,33 @@
 """What the next step computes: one pure function over the queue and what runs.
 
 A sequence is admitted when the pages for its whole prompt and its longest answer are free, so
-nothing that runs is ever evicted and no order of arrivals can deadlock. Admission is first
-come, first served. Decodes go first, then prompts in chunks, within one budget of tokens.
+nothing that runs is ever evicted and no order of arrivals can deadlock. The flow that has been
+served least is admitted next (`engine.fairness`), a flow's own requests in order of arrival; when
+the next one does not fit, nobody overtakes it. Decodes go first, then prompts in chunks, those of
+the least served flow before others, within one budget of tokens.
+
+Choices with one prompt (`n` > 1) are siblings: the first computes the prompt, the others wait until
+its whole pages are there and read them. A page with several readers is never written.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
+from engine.fairness import Flow, flow_of
 from engine.messages import Submit
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One choice being generated. `tokens` is prompt + answer; the first `computed` are in the pages."""
+    """One choice being generated. `tokens` is prompt + answer; the first `computed` are in the pages.
+
+    `siblings` is one list that all open choices with the same prompt share, this one among them.
+    """
 
     request: Submit
     arrived: float
@@ -25,6 +37,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     admitted: float = 0.0
     first_token: float = 0.0
+    siblings: list[Sequence] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -32,14 +45,29 @@ class Sequence:
         return self.request.meta.request_id, self.request.choice
 
     @property
+    def flow(self) -> Flow:
+        """Whose share it is served from."""
+        return flow_of(self.request.meta)
+
+    @property
     def emitted(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - self.prompt_length
 
     @property
+    def pending(self) -> int:
+        """Tokens that are not in the pages yet."""
+        return len(self.tokens) - self.computed
+
+    @property
     def longest(self) -> int:
         """Tokens it may come to hold."""
         return self.prompt_length + self.request.params.max_tokens
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its next step is one token of the answer."""
+        return self.pending == 1 and self.emitted > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +85,19 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence to admit, its first `shared` tokens read from the pages of `donor`."""
+
+    sequence: Sequence
+    donor: Sequence | None
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Sequences to admit, in order, and the chunks of the step, decodes first."""
 
-    admit: list[Sequence]
+    admit: list[Admission]
     chunks: list[Chunk]
 
 
@@ -72,36 +109,80 @@ def plan(
     max_running: int,
     free_pages: int,
     page_size: int,
+    served: Mapping[Flow, float] | None = None,
+    prompt_tokens: int | None = None,
     whole_chunks: bool = False,
 ) -> Plan:
     """Choose the work of the next step; changes nothing.
 
-    With `whole_chunks`, chunks end at multiples of `step_tokens` or at the prompt's end whatever
-    else runs (deterministic mode), so a step may exceed the budget by its decodes.
+    `served` are weighted tokens by flow (absent: none). `prompt_tokens` bounds the prompt tokens of
+    a step that decodes too. With `whole_chunks`, chunks end at multiples of `step_tokens` or at the
+    prompt's end whatever else runs (deterministic mode), so a step may exceed both bounds.
     """
-    decodes: list[Sequence] = []
-    prefills: list[Sequence] = []
-    for sequence in running:
-        pending = len(sequence.tokens) - sequence.computed
-        (decodes if pending == 1 and sequence.emitted else prefills).append(sequence)
-    chunks = [Chunk(s, s.computed, 1) for s in decodes]
+    served = served or {}
+    unit = math.lcm(page_size, step_tokens) if whole_chunks else page_size
+    room = max_running - len(running)
+    admit = _admissions(waiting, served, room=room, free_pages=free_pages, page_size=page_size, unit=unit)
 
-    admit: list[Sequence] = []
-    for sequence in waiting:
-        pages = -(-sequence.longest // page_size)
-        if len(running) + len(admit) == max_running or pages > free_pages:
-            break
-        free_pages -= pages
-        admit.append(sequence)
-
-    budget = step_tokens if whole_chunks else max(step_tokens - len(chunks), 1)
-    for sequence in [*prefills, *admit]:
-        pending = len(sequence.tokens) - sequence.computed
+    chunks = [Chunk(s, s.computed, 1) for s in running if s.decoding]
+    budget = step_tokens
+    if not whole_chunks:
+        budget = max(step_tokens - len(chunks), 1)
+        if chunks and prompt_tokens is not None:
+            budget = max(min(budget, prompt_tokens), 1)
+    prompts = [(s, s.computed) for s in running if not s.decoding] + [(a.sequence, a.shared) for a in admit]
+    for sequence, start in sorted(prompts, key=lambda item: served.get(item[0].flow, 0.0)):
+        pending = len(sequence.tokens) - start
         count = min(pending, step_tokens if whole_chunks else budget)
         if count > budget:
             break
-        chunks.append(Chunk(sequence, sequence.computed, count))
+        chunks.append(Chunk(sequence, start, count))
         budget -= count
         if budget == 0:
             break
     return Plan(admit, chunks)
+
+
+def _admissions(
+    waiting: Ordered[Sequence],
+    served: Mapping[Flow, float],
+    *,
+    room: int,
+    free_pages: int,
+    page_size: int,
+    unit: int,
+) -> list[Admission]:
+    """Return who is admitted; those whose sibling is at their prompt wait and stop nobody."""
+    queues: dict[Flow, deque[Sequence]] = {}
+    for sequence in waiting:
+        queues.setdefault(sequence.flow, deque()).append(sequence)
+    levels = {flow: served.get(flow, 0.0) for flow in queues}
+    admit: list[Admission] = []
+    computing: set[int] = set()  # prompts that one of `admit` is to compute, by their siblings' list
+    while levels and len(admit) < room:
+        flow = min(levels, key=levels.__getitem__)
+        if not queues[flow]:
+            del levels[flow]
+            continue
+        sequence = queues[flow].popleft()
+        shared = (sequence.prompt_length - 1) // unit * unit
+        donor = _donor(sequence, shared)
+        if shared and donor is None:
+            if id(sequence.siblings) in computing or any(s.pages for s in sequence.siblings):
+                continue
+            computing.add(id(sequence.siblings))
+            shared = 0
+        pages = -(-sequence.longest // page_size) - shared // page_size
+        if pages > free_pages:
+            break
+        free_pages -= pages
+        levels[flow] += (sequence.prompt_length - shared) / flow.weight
+        admit.append(Admission(sequence, donor, shared))
+    return admit
+
+
+def _donor(sequence: Sequence, shared: int) -> Sequence | None:
+    """Return a running sibling that has the first `shared` tokens in its pages."""
+    if not shared:
+        return None
+    return next((s for s in sequence.siblings if s.pages and s.computed >= shared), None)

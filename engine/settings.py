@@ -45,9 +45,14 @@ class EngineSettings(BaseSettings):
     kv_tokens: int = Field(32768, ge=256, description="size of the KV pool, in tokens")
     page_size: int = Field(16, ge=1, description="tokens in a KV page")
     max_running: int = Field(16, ge=1, description="choices decoded together")
-    max_waiting: int = Field(64, ge=0, description="choices queued before 429")
+    max_waiting: int = Field(64, ge=0, description="choices let in beyond the admission pool before 429")
     step_tokens: int = Field(
         512, ge=1, description="tokens computed in one step, prompts and decodes together"
+    )
+    itl_slo_ms: int = Field(
+        200,
+        ge=0,
+        description="milliseconds between tokens to keep, by cutting prompts into smaller chunks; 0: off",
     )
     deterministic: bool = Field(
         False, description="batch-invariant: an answer depends on its own request alone"

@@ -6,6 +6,7 @@ ends when the front ends by itself. The front in turn watches the model process.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -86,6 +87,7 @@ def run_front(supervisor: int) -> int:
 
 def _serve(supervisor: int, spawned: Spawned) -> int:
     """Build the front around a model process that is loading, and run it to its end."""
+    gc.disable()  # what is imported and built here stays; the collector need not look at it
     import uvicorn  # noqa: PLC0415 - these take a second; the model process has begun before
 
     from quaver.protocol import PatientProtocol  # noqa: PLC0415
@@ -143,6 +145,8 @@ def _serve(supervisor: int, spawned: Spawned) -> int:
     # uvicorn raises the signal it stopped on again; with a handler in place that ends nothing.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
+    gc.freeze()
+    gc.enable()
     server.run(sockets=[listener])
     return 0 if server.started else EXIT_CANNOT_START
 

@@ -44,11 +44,11 @@ class StartError(Exception):
 class Service:
     """The front process. `app` is its ASGI application; its lifespan starts and stops the rest.
 
-    `spawned` is the model process, which loads meanwhile. Raises StartError when the model, the keys, the
-    rules or the journal cannot be used.
+    `spawned` is the model process, which loads meanwhile; without one it is started with the rest. Raises
+    StartError when the model, the keys, the rules or the journal cannot be used.
     """
 
-    def __init__(self, settings: Settings, spawned: Spawned) -> None:
+    def __init__(self, settings: Settings, spawned: Spawned | None = None) -> None:
         self.settings = settings
         self.client = EngineClient(settings, hook=MODEL_HOOK, spawned=spawned)
         self.started = time.time()
@@ -83,6 +83,7 @@ class Service:
             observers=observers,
             record_encoder=self.telemetry.records,
         )
+        self.telemetry.watch_admission(lambda: self.api.door.levels(time.monotonic()))
         routes: list[BaseRoute] = [
             *self.telemetry.routes(),
             *self.alerting.routes(),

@@ -18,6 +18,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter
 
+from engine.admission import Levels
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
 from engine.messages import TOKEN_SIGNALS, Ready, RequestMeta, StepOutput
 from telemetry import columns, otlp, rows
@@ -88,12 +89,17 @@ class Telemetry:
         self._sinks = Sinks(lambda sink: self.metrics.sink_errors.labels(sink).inc())
         self._model, self._quantization = "unknown", "unknown"
         self._ticker: asyncio.Task[None] | None = None
+        self._levels: Callable[[], Levels] | None = None
 
     # --- composition ---
 
     def add_sink(self, sink: SignalSink) -> None:
         """Let a detector hear signals and business events from now on."""
         self._sinks.add(sink)
+
+    def watch_admission(self, levels: Callable[[], Levels]) -> None:
+        """Show the levels of the door, read ten times a second on the event loop."""
+        self._levels = levels
 
     def routes(self) -> list[Route]:
         """Return the HTTP routes of this package."""
@@ -315,6 +321,8 @@ class Telemetry:
             while True:
                 await asyncio.sleep(_TICK_S)
                 self.tick()
+                if self._levels is not None:
+                    self.metrics.observe_admission(self._levels())
 
     def _text(self, token: int) -> str | None:
         return None if self.token_bytes is None else self.token_bytes(token).decode("utf-8", "replace")

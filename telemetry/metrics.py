@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from engine.admission import Levels
 from engine.hooks import RequestEnded
 from engine.messages import TOKEN_SIGNALS, EngineStats, Ready
 from telemetry import names
@@ -95,6 +96,15 @@ class Metrics:
         self.pages = self._gauge(names.KV_PAGES)
         self.queue_depth = self._gauge(names.QUEUE_DEPTH)
         self.running = self._gauge(names.RUNNING)
+        self.admission = [
+            self._gauge(spec)
+            for spec in (
+                names.ADMISSION_POOL,
+                names.ADMISSION_IN_FLIGHT,
+                names.PREDICTED_QPS,
+                names.QUEUE_DELAY,
+            )
+        ]
         self.open_requests = self._gauge(names.OPEN_REQUESTS)
         self.engine_up = self._gauge(names.ENGINE_UP)
         self.engine_info = self._gauge(names.ENGINE_INFO)
@@ -119,6 +129,11 @@ class Metrics:
         self.queue_depth.set(stats.waiting)
         self.pages.labels("used").set(stats.pages_used)
         self.pages.labels("free").set(stats.pages_total - stats.pages_used)
+
+    def observe_admission(self, levels: Levels) -> None:
+        """Set what the door knows now."""
+        for gauge, level in zip(self.admission, levels, strict=True):
+            gauge.set(level)
 
     def observe_request(
         self, request: OpenRequest, ended: RequestEnded, outcome: str, quantization: str

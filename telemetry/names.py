@@ -218,6 +218,22 @@ QUEUE_DEPTH = Metric(
     "quaver_queue_depth", "gauge", "Choices waiting for a place.", "choice", "StepOutput.stats"
 )
 RUNNING = Metric("quaver_running", "gauge", "Choices being decoded.", "choice", "StepOutput.stats")
+ADMISSION_POOL = Metric(
+    "quaver_admission_pool", "gauge", "Admission tokens, one a choice in flight.", "choice", "Door.levels"
+)
+ADMISSION_IN_FLIGHT = Metric(
+    "quaver_admission_in_flight", "gauge", "Choices let in that are not over.", "choice", "Door.levels"
+)
+PREDICTED_QPS = Metric(
+    "quaver_predicted_qps", "gauge", "Arrivals a second, as predicted.", "choice/s", "Door.levels"
+)
+QUEUE_DELAY = Metric(
+    "quaver_queue_delay_seconds",
+    "gauge",
+    "Predicted wait of a newcomer, of the tenant that would wait longest.",
+    "s",
+    "Door.levels",
+)
 OPEN_REQUESTS = Metric("quaver_open_requests", "gauge", "Requests started and not ended.", "request", "hub")
 STEP_DURATION = Metric(
     "quaver_step_duration_seconds",

@@ -42,7 +42,9 @@ class GenerationEndpoint:
         state = self.state
         headers = Headers(scope=scope)
         principal = scope.get("state", {}).get("principal")
-        meta = request_meta(headers, principal, state.route_labels, self.prefix)
+        meta = request_meta(
+            headers, principal, state.route_labels, state.settings.priorities, prefix=self.prefix
+        )
         try:
             body = await read_body(
                 headers, receive, state.settings.max_body_bytes, state.settings.body_timeout_s

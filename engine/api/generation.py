@@ -107,6 +107,7 @@ class Generation:
         except EngineLostError as error:
             raise ApiError(503, "engine_not_ready", str(error), retry_after_s=2) from None
         self._state.active.add(self)
+        self._state.door.enter(job.meta, len(job.submits), time.monotonic())
         self._tell(
             "on_started",
             RequestStarted(
@@ -130,6 +131,7 @@ class Generation:
     ) -> None:
         self._state.client.release(self.job.meta.request_id)
         self._state.active.discard(self)
+        self._leave()
         self._tell("on_ended", self._ended(error))
 
     @property
@@ -193,6 +195,7 @@ class Generation:
         texts: dict[int, str] = {}
         for token in batch.tokens:
             choice = self.choices[token.choice]
+            self._state.door.begin(self.job.meta.request_id, token.choice, time.monotonic())
             if choice.finish is None and not self.disconnected:
                 texts[choice.index] = texts.get(choice.index, "") + choice.push(token)
                 self._time(choice, token, batch.arrived)
@@ -202,6 +205,8 @@ class Generation:
         for finish in batch.finished:
             self._end(self.choices[finish.choice], finish)
             texts.setdefault(finish.choice, "")
+        if self._all_ended:
+            self._leave()
         deltas = []
         for index, text in texts.items():
             choice = self.choices[index]
@@ -211,6 +216,17 @@ class Generation:
                 deltas.append(choice.delta(final))
                 self._tell_text(choice, final)
         return deltas
+
+    def _leave(self) -> None:
+        """Give the places at the door back as soon as the engine is through, however slow the reader."""
+        ends = [choice.end for choice in self.choices if choice.end is not None]
+        self._state.door.leave(
+            self.job.meta.request_id,
+            time.monotonic(),
+            tokens=self.job.prompt_tokens + self.completion_tokens,
+            queued_s=max((end.queued_s for end in ends), default=0.0),
+            whole=self._all_ended and all(choice.finish for choice in self.choices),
+        )
 
     def _end(self, choice: Choice, finish: Finish) -> None:
         choice.end = finish

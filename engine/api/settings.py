@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from engine.messages import Priority
 
 
 class ApiSettings(BaseSettings):
@@ -21,6 +24,18 @@ class ApiSettings(BaseSettings):
     write_timeout_s: float = Field(60.0, gt=0, description="a reader slower than this counts as gone")
     tenant_concurrency: int = Field(
         64, ge=1, description="requests one tenant may have running; above it 429"
+    )
+    priorities: dict[str, Priority] = Field(
+        {},
+        description="JSON object of tenant → highest priority it may have: `high`, `normal`, `low`; "
+        "others: `normal`. x-quaver-priority asks for a lower one",
+    )
+    admission_pool: Literal["elastic", "fixed"] = Field(
+        "elastic",
+        description="choices let in before `max_waiting` counts: sized by the load, or `max_running`",
+    )
+    queue_delay_s: float = Field(
+        10.0, gt=0, description="429 when the answer would probably begin later than this"
     )
     max_choices: int = Field(16, ge=1, description="choices of one request: n times the number of prompts")
     default_max_tokens: int = Field(512, ge=1, description="answer length when a chat request names none")

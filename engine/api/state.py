@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.admission import Door
 from engine.api.errors import ApiError
 from engine.api.meta import RouteLabels
 from engine.api.settings import ApiSettings
 from engine.hooks import AdmissionGate, Observer, PromptHook, RecordEncoder
-from engine.messages import Ready, RequestMeta
+from engine.messages import EngineStats, Ready, RequestMeta
 from engine.process.client import EngineClient
 from engine.tokenizer import Tokenizer
 
@@ -51,6 +52,14 @@ class ApiState:
         self.draining = False
         self.started = time.time()
         self._tenants: Counter[str] = Counter()
+        self.door = Door(
+            time.monotonic(),
+            running=client.settings.max_running,
+            waiting=client.settings.max_waiting,
+            delay_s=settings.queue_delay_s,
+            pool=settings.admission_pool,
+        )
+        client.step_listeners.append(self._levels)
         client.observers.extend(o for o in self.observers if o not in client.observers)
 
     @property
@@ -92,22 +101,18 @@ class ApiState:
                 del self._tenants[tenant]
 
     def admit(self, meta: RequestMeta, choices: int) -> None:
-        """Last question before the engine: room in the queue, and the gate. Raises ApiError."""
+        """Last question before the engine: the door, and the gate. Raises ApiError."""
         self.require_ready()
-        engine = self.client.settings
-        if self.client.open_choices + choices > engine.max_running + engine.max_waiting:
-            raise ApiError(
-                429,
-                "queue_full",
-                f"{self.client.open_choices} choices run or wait, this asks for {choices} more, and "
-                f"{engine.max_running + engine.max_waiting} fit; try again later",
-                retry_after_s=2,
-            )
-        rejection = self.gate.admit(meta) if self.gate is not None else None
+        rejection = self.door.refuse(meta, choices, time.monotonic())
+        if rejection is None and self.gate is not None:
+            rejection = self.gate.admit(meta)
         if rejection is not None:
             raise ApiError(
                 rejection.status, rejection.code, rejection.message, retry_after_s=rejection.retry_after_s
             )
+
+    def _levels(self, stats: EngineStats) -> None:
+        self.door.observe(stats.running, stats.waiting)
 
     async def drain(self, grace_s: float = 10.0) -> None:
         """Refuse new requests, let running ones finish for `grace_s`, then end the rest with an error.

@@ -1,12 +1,14 @@
 """The paged KV pool: storage, and who owns which page.
 
-A page belongs to at most one sequence, from its admission to its end. Invariant, checked by
-`check`: free + owned = all, and no page is both.
+Every sequence owns the pages in its table, from its admission to its end. Several may own a page
+that holds a prompt of theirs; such a page is full and is never written again. Invariant, checked by
+`check`: free + owned = all, no page is both, and each has as many owners as it counts.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -29,6 +31,7 @@ class PagePool:
         self.pages = pages
         self.page_size = page_size
         self._free = list(range(pages - 1, -1, -1))
+        self._owners = [0] * pages
 
     @property
     def free(self) -> int:
@@ -45,16 +48,30 @@ class PagePool:
             raise RuntimeError(f"{count} pages wanted, {len(self._free)} free")
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
+        for page in taken:
+            self._owners[page] = 1
         return taken
 
+    def share(self, pages: Iterable[int]) -> None:
+        """Give owned pages one more owner, who must `release` them too."""
+        for page in pages:
+            if not self._owners[page]:
+                raise RuntimeError(f"page {page} is free and cannot be shared")
+            self._owners[page] += 1
+
     def release(self, pages: Iterable[int]) -> None:
-        """Take pages back from their owner."""
-        self._free.extend(pages)
+        """Take pages back from one of their owners; those without owners are free again."""
+        for page in pages:
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                self._free.append(page)
 
     def check(self, owned: Iterable[int]) -> None:
-        """Raise AssertionError unless the free and the `owned` pages are all pages, once each."""
-        everything = sorted([*self._free, *owned])
-        assert everything == list(range(self.pages)), "a KV page is lost or owned twice"
+        """Raise AssertionError unless `owned`, a page for each of its owners, accounts for all pages."""
+        owners = Counter(owned)
+        assert [owners[page] for page in range(self.pages)] == self._owners, "a KV page's owners are wrong"
+        free = [page for page, count in enumerate(self._owners) if not count]
+        assert sorted(self._free) == free, "a KV page is lost or free twice"
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

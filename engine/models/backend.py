@@ -39,6 +39,7 @@ def model_of(loaded: LoadedModel, settings: EngineSettings) -> Model:
         loaded.weights,
         _dtype(settings),
         kernels.load(name),
+        max_context=settings.max_context,
     )
 
 

@@ -67,6 +67,7 @@ class EngineClient:
         self.settings = settings
         self.observers = list(observers)
         self.fault_listeners: list[Callable[[list[str]], None]] = []
+        self.step_listeners: list[Callable[[EngineStats], None]] = []
         self.ready: Ready | None = None
         self.stats: EngineStats | None = None
         self.faults_active: list[str] = []
@@ -246,6 +247,8 @@ class EngineClient:
             self._heard = time.monotonic()
             if isinstance(message, StepOutput):
                 self.stats = message.stats
+                for listener in self.step_listeners:
+                    listener(message.stats)
                 notify(self.observers, "on_step", message)
                 deliver(message, self._channels)
             elif isinstance(message, FaultsActive):

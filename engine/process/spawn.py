@@ -36,6 +36,8 @@ class Spawned:
         """End the process and remove every trace."""
         self.process.kill()
         self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -58,7 +60,7 @@ def spawn(settings: EngineSettings | None, hook: str | None) -> Spawned:
     try:
         # A session of its own: a Ctrl-C in the terminal reaches the front alone.
         process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-            [sys.executable, "-m", "engine.process.worker", *command],
+            [sys.executable, "-m", "engine.process", *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """The model process: owns the engine, obeys the front, ends with it.
 
-    python -m engine.process.worker --socket ipc:///… --parent PID --began SECONDS [--settings JSON]
+    python -m engine.process --socket ipc:///… --parent PID --began SECONDS [--settings JSON]
         [--hook module:factory]
 
 `--began` is `time.monotonic()` at the start, a clock that the processes of a machine share. Without
@@ -225,8 +225,8 @@ def main() -> None:
     settings = EngineSettings.model_validate_json(given) if given else EngineSettings()
     torch.set_num_threads(settings.threads or os.cpu_count() or 1)
     engine = load_engine(settings, load_hook(arguments.hook) if arguments.hook else None)
-    gc.collect()
     gc.freeze()
+    gc.enable()
     log.info(
         "loaded in %.2f s, of which libraries %.2f s",
         time.monotonic() - arguments.began,
@@ -249,7 +249,3 @@ def main() -> None:
     finally:
         socket.close()
         zmq.Context.instance().term()
-
-
-if __name__ == "__main__":
-    main()

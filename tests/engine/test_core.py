@@ -288,6 +288,86 @@ def test_aggregates_are_those_of_the_tokens() -> None:
     assert figures["mean_lookback"] == pytest.approx(np.nanmean(np.stack(lookback)), abs=1e-2)
 
 
+def watch(target: Engine, *requests: Submit) -> tuple[Collected, int, int]:
+    """Run; also return the prompt tokens computed and the most pages used at once."""
+    for request in requests:
+        target.submit(request)
+    collected, computed, most = Collected(), 0, 0
+    while target.has_work:
+        output = target.step()
+        target.check()
+        collected.add(output)
+        computed += output.prefill_tokens
+        most = max(most, output.stats.pages_used)
+    assert target.pool.free == target.pool.pages
+    return collected, computed, most
+
+
+def test_choices_compute_their_prompt_once_and_hold_it_once() -> None:
+    prompt = list(range(1, 42))  # ten whole pages of four, and one token
+    choices = [submit("a", prompt, i, temperature=1.0, seed=5, max_tokens=8) for i in range(6)]
+    found, computed, most = watch(engine(), *choices)
+    assert computed == 41 + 5  # each other choice computes the last token, for its logits
+    assert most == 10 + 6 * 3  # the tokens 40 … 48 of each are in pages of its own
+    apart = [run(engine(), choice) for choice in choices]
+    for i, alone in enumerate(apart):
+        assert found.tokens["a", i] == alone.tokens["a", i]
+        np.testing.assert_allclose(found.signals["a", i], alone.signals["a", i], atol=2e-4)
+    assert len({tuple(tokens) for tokens in found.tokens.values()}) > 1
+
+
+def test_only_choices_of_one_request_with_one_prompt_share() -> None:
+    one, other = list(range(1, 22)), list(range(2, 23))
+    _, computed, _ = watch(engine(), submit("a", one, 0), submit("a", other, 1), submit("b", one, 0))
+    assert computed == 63
+    _, computed, _ = watch(engine(), submit("a", [1, 2, 3, 4], 0), submit("a", [1, 2, 3, 4], 1))
+    assert computed == 8  # no whole page before the last token
+
+
+@pytest.mark.parametrize("length", [8, 9, 17, 40])
+@pytest.mark.parametrize("step_tokens", [4, 8])
+def test_sharing_is_bit_identical_in_deterministic_mode(length: int, step_tokens: int) -> None:
+    prompt = [1 + i % 50 for i in range(length)]
+    settings = {"deterministic": True, "step_tokens": step_tokens, "signal_layers": 1}
+    choices = [submit("a", prompt, i, temperature=1.0, seed=9, max_tokens=5) for i in range(3)]
+    found, computed, _ = watch(engine(**settings), *choices)
+    whole = (length - 1) // step_tokens * step_tokens
+    assert computed == whole + 3 * (length - whole)
+    for choice in choices:
+        alone, key = run(engine(**settings), choice), ("a", choice.choice)
+        assert found.tokens[key] == alone.tokens[key]
+        assert np.array(found.signals[key]).tobytes() == np.array(alone.signals[key]).tobytes()
+        for step, heads in alone.heads[key].items():
+            assert found.heads[key][step].tobytes() == heads.tobytes()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 6])
+@pytest.mark.parametrize("victim", [0, 1, 2, None])
+def test_an_abort_in_any_state_loses_no_page_and_harms_no_sibling(steps: int, victim: int | None) -> None:
+    prompt = list(range(1, 34))
+    target = engine(step_tokens=10)
+    for choice in range(3):
+        target.submit(submit("a", prompt, choice))
+    collected = Collected()
+    for _ in range(steps):
+        collected.add(target.step())
+    target.abort("a", victim)
+    target.check()
+    while target.has_work:
+        collected.add(target.step())
+        target.check()
+    assert target.pool.free == target.pool.pages
+    alone = run(engine(), submit("a", prompt)).tokens["a", 0]
+    for choice in range(3):
+        tokens = collected.tokens.get(("a", choice), [])
+        if victim in (choice, None):
+            assert collected.finished["a", choice] == "abort"
+            assert tokens == alone[: len(tokens)]
+        else:
+            assert collected.finished["a", choice] == "length"
+            assert tokens == alone
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Random submits, aborts and steps: nothing is lost, everything ends once."""
 

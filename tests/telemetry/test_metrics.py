@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from engine.admission import Door
+from engine.messages import RequestMeta
 from telemetry import names
 from telemetry.histograms import BatchHistogram
 from telemetry.hub import Telemetry
@@ -129,6 +133,18 @@ def test_canaries_stay_out_of_business_figures(telemetry: Telemetry, events: Eve
     )
     assert sample(telemetry, "quaver_tokens_total", route="default", kind="completion") == 3
     assert sample(telemetry, "quaver_joint_interruption_rate", route="all") is None
+
+
+async def test_the_levels_of_the_door_are_gauges(telemetry: Telemetry) -> None:
+    door = Door(0.0, running=2, waiting=1, delay_s=1.0, pool="fixed")
+    door.enter(RequestMeta(request_id="r"), 2, 0.0)
+    telemetry.watch_admission(lambda: door.levels(0.3))
+    telemetry.start()
+    await asyncio.sleep(0.25)
+    assert sample(telemetry, "quaver_admission_pool") == 2
+    assert sample(telemetry, "quaver_admission_in_flight") == 2
+    assert sample(telemetry, "quaver_predicted_qps") == pytest.approx(0.1 * 2 / 0.2)
+    assert sample(telemetry, "quaver_queue_delay_seconds") == 0.0
 
 
 def test_levels_and_counters(telemetry: Telemetry, events: Events) -> None:

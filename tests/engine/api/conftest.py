@@ -151,7 +151,7 @@ def server(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     engine = EngineSettings(
         model_cache=smollm.parent, threads=1, deterministic=True, max_running=4, max_waiting=12
     )
-    server = Server(engine, ApiSettings(), tmp_path_factory.mktemp("keys"))
+    server = Server(engine, ApiSettings(admission_pool="fixed"), tmp_path_factory.mktemp("keys"))
     yield server
     assert server.idle()
     server.close()

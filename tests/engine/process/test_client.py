@@ -17,7 +17,7 @@ import pytest
 from engine.messages import AttachFault, RequestMeta, SamplingParams, StepOutput, Submit
 from engine.process.channel import Channel
 from engine.process.client import EngineClient, EngineLostError
-from engine.process.spawn import EngineStartError
+from engine.process.spawn import EngineStartError, spawn
 from engine.settings import EngineSettings
 
 
@@ -82,6 +82,32 @@ def gone(pid: int) -> bool:
     except FileNotFoundError:
         return True
     return state == "Z"
+
+
+async def test_a_process_that_loads_already_becomes_the_first(write_folder: Callable, monkeypatch) -> None:
+    """It has its settings from the environment; the ones that follow get them from the client."""
+    settings = settings_of(write_folder)
+    for name in settings.model_fields_set:
+        monkeypatch.setenv(f"QUAVER_{name.upper()}", str(getattr(settings, name)))
+    spawned = spawn(None, None)
+    for name in settings.model_fields_set:
+        monkeypatch.delenv(f"QUAVER_{name.upper()}")
+    async with running(settings, spawned=spawned) as client:
+        assert client.pid == spawned.process.pid
+        assert client.ready is not None
+        assert client.ready.max_context == 200_000
+        os.kill(spawned.process.pid, signal.SIGKILL)
+        await ready_again(client, spawned.process.pid)
+        assert client.ready.max_context == 200_000
+        assert not spawned.folder.exists()
+    assert gone(spawned.process.pid)
+
+
+def test_a_process_that_nobody_adopts_leaves_nothing() -> None:
+    spawned = spawn(None, None)
+    spawned.kill()
+    assert gone(spawned.process.pid)
+    assert not spawned.folder.exists()
 
 
 async def test_death_and_silence_end_requests_and_bring_a_new_process(write_folder: Callable) -> None:

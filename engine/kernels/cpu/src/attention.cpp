@@ -1,3 +1,4 @@
+// Attention of one token over its pages: parts of the context, each with its own softmax, then merged.
 #include <type_traits>
 
 #include "softmax.h"

@@ -1,3 +1,4 @@
+// Causal attention of a chunk of a prompt, on vectors; the choice between those and tiles.
 #include "prefill.h"
 
 #include <type_traits>

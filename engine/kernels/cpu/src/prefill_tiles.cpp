@@ -1,3 +1,4 @@
+// Causal attention of a chunk of a prompt on matrix tiles: q and the weights are rounded to bf16, sums are fp32.
 #include "matrix.h"
 #include "prefill.h"
 

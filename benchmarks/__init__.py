@@ -1,0 +1,1 @@
+"""Measurements of the engine beside its peers. Not part of the installed package."""

@@ -1,0 +1,179 @@
+"""Our engine in this process, with and without everything that `quaver serve` hangs on it.
+
+Signals are `off`, `budget` (the default settings) or `full` (every token, every layer). Unless
+they are off, each step is told to the very observers that `quaver serve` composes (metrics, records,
+spans, detectors), and their background tasks get their turn between steps. Nothing overlaps with
+the engine here, so this is the dearest way to have signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from benchmarks.limits import weights_of
+from benchmarks.peers.base import Prompt
+from benchmarks.peers.observers import Observers
+from engine.core import Engine, load_engine
+from engine.messages import RequestMeta, SamplingParams, StepOutput, Submit
+from engine.settings import EngineSettings
+
+Signals = Literal["off", "budget", "full"]
+#: Weights of the `reference` backend, which knows no 8 and no 4 bits.
+PLAIN_BITS = 16
+#: Whatever the settings say when nobody sets them: what `quaver serve` runs.
+DEFAULT_BITS = 0
+#: Bits that a weight of the layers and one of the LM head takes, scales of blocks of 32 included.
+_STORED = {PLAIN_BITS: (16.0, 32.0), 8: (8.5, 8.5), 4: (5.0, 8.5)}
+
+T = TypeVar("T")
+
+
+def bits_there() -> list[int]:
+    """Return the widths of weights that this engine can be asked for, widest first."""
+    return [8, 4] if "weight_bits" in EngineSettings.model_fields else [PLAIN_BITS]
+
+
+def settings_of(bits: int, signals: Signals, threads: int, **more: Any) -> EngineSettings:
+    """Return the settings that stand for one row of the table. The one place that knows their names."""
+    wanted: dict[str, Any] = {"threads": threads, "max_running": 32, **more}
+    if bits == PLAIN_BITS:
+        wanted["backend"] = "reference"
+    elif bits != DEFAULT_BITS:
+        wanted["weight_bits"] = str(bits)
+    wanted |= {"off": {"signal_budget": 0.0}, "budget": {}, "full": {"signal_budget": 1.0}}[signals]
+    return EngineSettings(**wanted)
+
+
+class Ours:
+    """One model and, made when first asked for, an engine for each way of having signals."""
+
+    def __init__(self, bits: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._bits, self._threads = bits, threads
+        self._loop = asyncio.new_event_loop()
+        self._state = tempfile.TemporaryDirectory(prefix="quaver-bench-")
+        self._runs: dict[tuple[Signals, bool], Run] = {}
+        self._first = load_engine(settings_of(bits, "off", threads))
+        gc.collect()
+        gc.freeze()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the engine says of itself, and the bytes of weights that a step reads."""
+        ready = self._first.ready()
+        bits = PLAIN_BITS if ready.backend == "reference" else self._bits
+        stored = _STORED.get(bits)
+        return {
+            "backend": ready.backend,
+            "dtype": ready.dtype,
+            "quantization": ready.quantization,
+            "weight_bits": bits or "default",
+            "weight_bytes": None if stored is None else weights_of(self._first.model.config, *stored),
+        }
+
+    def prefill(self, prompt: Prompt, signals: Signals) -> float:
+        """Seconds from a prompt to its first token, observers included."""
+        return self._do(self._run(signals).prefill(prompt))
+
+    def prepare(self, prompts: list[Prompt], steps: int, signals: Signals, observed: bool = True) -> None:
+        """Prefill `prompts`; what ran before in this engine ends."""
+        self._do(self._run(signals, observed).prepare(prompts, steps))
+
+    def decode(self, steps: int, signals: Signals, observed: bool = True) -> float:
+        """Seconds that `steps` further tokens of every sequence took."""
+        return self._do(self._run(signals, observed).decode(steps))
+
+    def finish(self, signals: Signals) -> float:
+        """Seconds until every sequence had its last token and its books were closed."""
+        return self._do(self._run(signals).finish())
+
+    def score(self, windows: list[Prompt], path: Literal["prefill", "decode"]) -> dict[str, Any]:
+        """Probabilities and likeliest tokens of whole windows, by prompts or token by token."""
+        from benchmarks.peers.scoring import score  # noqa: PLC0415
+
+        with torch.inference_mode():
+            return score(self._first.model, windows, path)
+
+    def _run(self, signals: Signals, observed: bool = True) -> Run:
+        key = signals, observed and signals != "off"
+        if key not in self._runs:
+            settings = settings_of(self._bits, signals, self._threads)
+            engine = Engine(self._first.model, settings)
+            observers = Observers(Path(self._state.name) / signals, engine.ready()) if key[1] else None
+            if observers is not None:
+                self._do(observers.start())
+            self._runs[key] = Run(engine, signals, observers)
+        return self._runs[key]
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        with torch.inference_mode():
+            return self._loop.run_until_complete(work)
+
+
+class Run:
+    """An engine, what it is at, and who hears of it."""
+
+    def __init__(self, engine: Engine, signals: Signals, observers: Observers | None) -> None:
+        self._engine = engine
+        self._full = signals == "full"
+        self._observers = observers
+        self._requests = 0
+
+    async def prefill(self, prompt: Prompt) -> float:
+        await self._clear()
+        began = time.perf_counter()
+        self._submit(prompt, 2)  # two tokens, so that the end of the request is not in the measured time
+        while not (await self._step()).request_ids:
+            pass
+        return time.perf_counter() - began
+
+    async def prepare(self, prompts: list[Prompt], steps: int) -> None:
+        await self._clear()
+        for prompt in prompts:  # those that are prefilled first decode while the others are
+            self._submit(prompt, steps + 1 + len(prompts))
+        while any(not sequence.emitted for sequence in (*self._engine.waiting, *self._engine.running)):
+            await self._step()
+
+    async def decode(self, steps: int) -> float:
+        count = len(self._engine.running)
+        began = time.perf_counter()
+        for _ in range(steps):
+            output = await self._step()
+            assert len(output.request_ids) == count, "a sequence is over before the measurement"
+        return time.perf_counter() - began
+
+    async def finish(self) -> float:
+        began = time.perf_counter()
+        while self._engine.has_work:
+            await self._step()
+        return time.perf_counter() - began
+
+    def _submit(self, prompt: Prompt, tokens: int) -> None:
+        self._requests += 1
+        request = Submit(
+            meta=RequestMeta(request_id=f"bench-{self._requests}"),
+            token_ids=prompt,
+            params=SamplingParams(max_tokens=tokens, ignore_eos=True, full_signals=self._full),
+        )
+        self._engine.submit(request)
+        if self._observers is not None:
+            self._observers.started(request)
+
+    async def _step(self) -> StepOutput:
+        output = self._engine.step()
+        if self._observers is not None:
+            self._observers.heard(output)
+            await asyncio.sleep(0)
+        return output
+
+    async def _clear(self) -> None:
+        for sequence in (*self._engine.waiting, *self._engine.running):
+            self._engine.abort(sequence.key[0])
+        await self.finish()
