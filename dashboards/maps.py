@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,18 @@ def sampled(detail: Detail) -> list[int]:
     return [index for index, step in enumerate(detail.tokens.get("step", [])) if step in there]
 
 
+def why_sampled(detail: Detail) -> str:
+    """Say how many tokens were sampled and why; empty when nobody recorded a reason."""
+    words = {"risk": "looked risky", "floor": "were taken whatever they looked like"}
+    counts = Counter(row.reason for row in detail.layers.rows)
+    told = ", ".join(f"{counts[reason]} {text}" for reason, text in words.items() if counts[reason])
+    return (
+        f"{len(detail.layers.rows)} of {len(detail.tokens['step'])} tokens are sampled: {told}."
+        if told
+        else ""
+    )
+
+
 def nearest(positions: Sequence[int], chosen: int) -> int | None:
     """Return the sampled position closest to `chosen`; None when nothing was sampled."""
     return min(positions, key=lambda position: abs(position - chosen), default=None)
@@ -40,7 +53,7 @@ def entropy_flow(detail: Detail, chosen: int) -> pd.DataFrame:
         token = place.get(row.step)
         if token is None or row.lens_entropy is None:
             continue
-        for layer, value in zip(detail.layers.layers, row.lens_entropy, strict=False):
+        for layer, value in zip(row.layers, row.lens_entropy, strict=False):
             rows.append((token, token_label(texts, token), layer, value))
     return pd.DataFrame(rows, columns=["token", "text", "layer", "entropy"])
 
@@ -86,22 +99,29 @@ def _legend(data: pd.DataFrame, form: str) -> alt.Legend:
 
 
 def head_values(layers: Layers, column: str, step: int | None) -> pd.DataFrame:
-    """Return layer, head, value of a head column: at `step`, or the mean over sampled tokens (None)."""
-    rows = [row for row in layers.rows if step in (None, row.step)]
-    grids = [np.array(row.heads(column, layers.heads), dtype="float64") for row in rows]
-    grids = [grid for grid in grids if grid.ndim == 2 and grid.size]
-    if not grids:
-        return pd.DataFrame(columns=["layer", "head", "value"])
-    stack = np.stack(grids)
-    known = ~np.isnan(stack)
-    total, count = np.where(known, stack, 0.0).sum(axis=0), known.sum(axis=0)
-    mean = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
-    rows_ = [
+    """Return layer, head, value of a head column: at `step`, or the mean over all tokens (None), in
+    which a sampled token counts for those it stands for."""
+    shape = (len(layers.layers), layers.heads)
+    total, weight = np.zeros(shape), np.zeros(shape)
+    place = {layer: index for index, layer in enumerate(layers.layers)}
+    there: set[int] = set()
+    for row in layers.rows:
+        grid = np.array(row.heads(column, layers.heads), dtype="float64")
+        if step not in (None, row.step) or not grid.size:
+            continue
+        where, stands_for = [place[layer] for layer in row.layers], 1 / (row.rate or 1.0)
+        known = ~np.isnan(grid)
+        there.update(row.layers)
+        total[where] += np.where(known, grid, 0.0) * stands_for
+        weight[where] += known * stands_for
+    mean = np.divide(total, weight, out=np.full(shape, np.nan), where=weight > 0)
+    rows = [
         (layer, head, None if np.isnan(value) else float(value))
-        for layer, line in zip(layers.layers, mean, strict=False)
+        for layer, line in zip(layers.layers, mean, strict=True)
         for head, value in enumerate(line)
+        if layer in there
     ]
-    return pd.DataFrame(rows_, columns=["layer", "head", "value"])
+    return pd.DataFrame(rows, columns=["layer", "head", "value"])
 
 
 def clip_domain(values: Sequence[float | None]) -> tuple[float, float]:

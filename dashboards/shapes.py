@@ -136,10 +136,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled layer detail of one token: `lens_entropy` [layers], head columns [layers, heads]."""
+    """Sampled layer detail of one token: `lens_entropy` [layers], head columns [layers, heads].
+
+    The token stands for 1 ÷ `rate` tokens; `reason` says why it was sampled.
+    """
 
     step: int
     choice: int = 0
+    layers: list[int] = []
+    reason: str | None = None
+    rate: float | None = None
     lens_entropy: list[float | None] | None = None
     head_kl: list[Any] | None = None
     head_kl_nonsink: list[Any] | None = None
@@ -156,6 +162,8 @@ class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layers(msgspec.Struct, frozen=True, kw_only=True):
+    """Layer detail of a request; `layers` are those that any of its tokens has."""
+
     layers: list[int] = []
     heads: int = 0
     rows: list[LayerRow] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, StepOutput
+from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, DetailReason, StepOutput
 from telemetry.record import LAYERS, REQUESTS, TOKENS
 from telemetry.signals import LayerBatch, TokenBatch
 
@@ -34,8 +34,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     signals: NDArray[np.float32]
     token_ids: NDArray[np.int32] | None
     layers: list[int]
+    layer_stride: int
     heads_per_layer: int
     detail_rows: list[int]
+    detail_reasons: list[DetailReason]
+    detail_rates: list[float]
     lens_entropy: NDArray[np.float16]
     heads: NDArray[np.float16]
 
@@ -53,8 +56,11 @@ def decode(output: StepOutput, capture: bool) -> Step:
         signals=np.frombuffer(output.signals, "<f4").reshape(rows, len(TOKEN_SIGNALS)),
         token_ids=np.frombuffer(output.token_ids, "<i4") if capture else None,
         layers=output.layers,
+        layer_stride=output.layer_stride,
         heads_per_layer=output.heads_per_layer,
         detail_rows=output.detail_rows,
+        detail_reasons=output.detail_reasons,
+        detail_rates=output.detail_rates,
         lens_entropy=np.frombuffer(output.lens_entropy, "<f2").reshape(detail, len(output.layers)),
         heads=np.frombuffer(output.heads, "<f2").reshape(shape),
     )
@@ -72,6 +78,8 @@ def keep(step: Step, rows: Sequence[int]) -> Step:
         signals=step.signals[list(rows)],
         token_ids=None if step.token_ids is None else step.token_ids[list(rows)],
         detail_rows=[place[step.detail_rows[index]] for index in detail],
+        detail_reasons=[step.detail_reasons[index] for index in detail],
+        detail_rates=[step.detail_rates[index] for index in detail],
         lens_entropy=step.lens_entropy[detail],
         heads=step.heads[detail],
     )
@@ -96,6 +104,9 @@ def layer_batch(step: Step) -> LayerBatch:
         choices=[step.choices[row] for row in step.detail_rows],
         steps=[step.steps[row] for row in step.detail_rows],
         layers=step.layers,
+        stride=step.layer_stride,
+        reasons=step.detail_reasons,
+        rates=step.detail_rates,
         lens_entropy=step.lens_entropy,
         heads=step.heads,
     )
@@ -132,16 +143,23 @@ def layers_batch(steps: Iterable[Step]) -> pa.RecordBatch | None:
     if not detailed:
         return None
     rows = [(step, row) for step in detailed for row in step.detail_rows]
+    counts = [len(step.detail_rows) for step in detailed]
+    depths = np.repeat([len(step.layers) for step in detailed], counts)
+    heads = np.repeat([step.heads_per_layer for step in detailed], counts)
+    layers = pa.array([layer for step, _ in rows for layer in step.layers], pa.int16())
     columns: dict[str, Any] = {
         "request_id": pa.array([step.request_ids[row] for step, row in rows], pa.string()),
         "choice": pa.array([step.choices[row] for step, row in rows], pa.int16()),
         "step": pa.array([step.steps[row] for step, row in rows], pa.int32()),
-        "layers": pa.array([step.layers for step, _ in rows], pa.list_(pa.int16())),
-        "heads": pa.array([step.heads_per_layer for step, _ in rows], pa.int16()),
-        "lens_entropy": _lists([row for step in detailed for row in step.lens_entropy]),
+        "layers": pa.ListArray.from_arrays(_offsets(depths), layers),
+        "heads": pa.array(heads, pa.int16()),
+        "lens_entropy": _lists([step.lens_entropy for step in detailed], depths),
+        "reason": pa.array([reason for step in detailed for reason in step.detail_reasons], pa.string()),
+        "rate": pa.array([rate for step in detailed for rate in step.detail_rates], pa.float32()),
+        "stride": pa.array(np.repeat([step.layer_stride for step in detailed], counts), pa.int16()),
     }
     for index, name in enumerate(HEAD_SIGNALS):
-        columns[name] = _lists([row[index].ravel() for step in detailed for row in step.heads])
+        columns[name] = _lists([step.heads[:, index] for step in detailed], depths * heads)
     return _batch(LAYERS, columns, len(rows))
 
 
@@ -163,12 +181,18 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _lists(rows: Sequence[NDArray[np.float16]]) -> pa.Array:
-    """One float16 list a row, NaN as null; a row of nothing but NaN is null itself."""
-    offsets = np.concatenate([[0], np.cumsum([row.size for row in rows])]).astype(np.int32)
-    flat = pa.array(np.concatenate(rows), pa.float16(), from_pandas=True)
-    absent = pa.array([bool(np.isnan(row).all()) for row in rows])
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=absent)
+def _lists(parts: Sequence[NDArray[np.float16]], sizes: NDArray[np.int64]) -> pa.Array:
+    """Lists of `sizes` [rows] values (not 0), NaN as null; a row of nothing but NaN is null itself."""
+    flat = np.concatenate([part.ravel() for part in parts])
+    absent = (flat.view(np.uint16) & 0x7FFF) > 0x7C00  # NaN, by its bits
+    known = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    values = pa.Array.from_buffers(pa.float16(), flat.size, [known, pa.py_buffer(flat)])
+    nothing = np.logical_and.reduceat(absent, np.cumsum(sizes) - sizes)
+    return pa.ListArray.from_arrays(_offsets(sizes), values, mask=pa.array(nothing))
+
+
+def _offsets(sizes: NDArray[np.int64]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
 
 
 def _batch(schema: pa.Schema, columns: dict[str, Any], rows: int) -> pa.RecordBatch:

@@ -63,6 +63,9 @@ class Encoder:
             record["layers"] = {
                 "layers": step.layers,
                 "heads": step.heads_per_layer,
+                "reason": step.detail_reasons[detail],
+                "rate": step.detail_rates[detail],
+                "stride": step.layer_stride,
                 "lens_entropy": finite(step.lens_entropy[detail].tolist()),
                 **{name: finite(step.heads[detail, i].tolist()) for i, name in enumerate(HEAD_SIGNALS)},
             }

@@ -65,8 +65,10 @@ class Running:
     def add(self, rows: NDArray[np.intp], entropy: NDArray[np.float64]) -> None:
         """Add one token to each of `rows`; NaN is absent."""
         known = ~np.isnan(entropy)
-        np.add.at(self.entropy, rows, np.where(known, entropy, 0.0))
-        np.add.at(self.tokens, rows, known)
+        if not known.all():
+            rows, entropy = rows[known], entropy[known]
+        self.entropy += np.bincount(rows, entropy, minlength=self.entropy.size)
+        self.tokens += np.bincount(rows, minlength=self.tokens.size)
 
     def _grow(self) -> None:
         rows = self.tokens.size
@@ -106,12 +108,16 @@ class Joint:
         """Count a response that ended."""
         self._endings.append((time, route, interrupted))
 
-    def advance(self, now: float) -> None:
-        """Close every window that is over at `now` (unix seconds)."""
-        if self._over("mean_confidence", now):
-            self._store("mean_confidence", now, self._confidence, self._tokens)
-            self._confidence[:] = 0
-            self._tokens[:] = 0
+    def advance(self, now: float) -> bool:
+        """Close every window that is over at `now` (unix seconds); say whether there was one.
+
+        The longer periods are multiples of the shortest one.
+        """
+        if not self._over("mean_confidence", now):
+            return False
+        self._store("mean_confidence", now, self._confidence, self._tokens)
+        self._confidence[:] = 0
+        self._tokens[:] = 0
         if self._over("response_entropy", now):
             active = self.running.tokens > 0
             means = self.running.entropy[active] / self.running.tokens[active]
@@ -125,6 +131,7 @@ class Joint:
             broken = np.fromiter((ending[2] for ending in self._endings), np.float64, len(self._endings))
             sums = np.bincount(route, broken, minlength=self.routes)
             self._store("interruption_rate", now, sums, np.bincount(route, minlength=self.routes))
+        return True
 
     def read(self, name: Name, now: float, route: int = -1) -> Reading:
         """Return one input for a route index; -1 is the whole server."""

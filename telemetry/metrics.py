@@ -6,6 +6,7 @@ Metric objects are declared in `telemetry.names`; other packages add theirs to `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from engine.admission import Levels
 from engine.hooks import RequestEnded
-from engine.messages import TOKEN_SIGNALS, EngineStats, Ready
+from engine.messages import TOKEN_SIGNALS, DetailReason, Ready, StepOutput
 from telemetry import names
 from telemetry.histograms import BatchHistogram
 from telemetry.joint import PERIODS, Joint
@@ -83,6 +84,9 @@ class Metrics:
         self.first_token = self._histogram(names.TIME_TO_FIRST_TOKEN)
         self.per_token = self._histogram(names.TIME_PER_OUTPUT_TOKEN)
         self.step_duration = self._histogram(names.STEP_DURATION)
+        self.detail_seconds = self._counter(names.DETAIL_SECONDS)
+        detail_tokens = self._counter(names.DETAIL_TOKENS)
+        self._detail_counters = {reason: detail_tokens.labels(reason) for reason in get_args(DetailReason)}
         self.tokens = self._counter(names.TOKENS)
         self.tenant_requests = self._counter(names.TENANT_REQUESTS)
         self.responses = self._counter(names.RESPONSES)
@@ -93,7 +97,8 @@ class Metrics:
         self.dropped = self._counter(names.DROPPED)
         self.sink_errors = self._counter(names.SINK_ERRORS)
         self.restarts = self._counter(names.ENGINE_RESTARTS)
-        self.pages = self._gauge(names.KV_PAGES)
+        pages = self._gauge(names.KV_PAGES)
+        self._pages_used, self._pages_free = pages.labels("used"), pages.labels("free")
         self.queue_depth = self._gauge(names.QUEUE_DEPTH)
         self.running = self._gauge(names.RUNNING)
         self.admission = [
@@ -122,13 +127,18 @@ class Metrics:
             if count:
                 self._completion_counter(row).inc(count)
 
-    def observe_engine(self, stats: EngineStats, duration_s: float) -> None:
-        """Set the levels an engine step left behind."""
-        self.step_duration.observe(duration_s)
+    def observe_engine(self, output: StepOutput) -> None:
+        """Set the levels an engine step left behind, and count what it sampled."""
+        stats = output.stats
+        self.step_duration.observe(output.duration_s)
+        if output.detail_rows:
+            self.detail_seconds.inc(output.detail_s)
+            for reason in output.detail_reasons:
+                self._detail_counters[reason].inc()
         self.running.set(stats.running)
         self.queue_depth.set(stats.waiting)
-        self.pages.labels("used").set(stats.pages_used)
-        self.pages.labels("free").set(stats.pages_total - stats.pages_used)
+        self._pages_used.set(stats.pages_used)
+        self._pages_free.set(stats.pages_total - stats.pages_used)
 
     def observe_admission(self, levels: Levels) -> None:
         """Set what the door knows now."""
@@ -170,8 +180,8 @@ class Metrics:
         """Show which model runs, and on what."""
         self.engine_info.clear()
         self.engine_info.labels(ready.model, ready.quantization, ready.dtype, ready.backend).set(1)
-        self.pages.labels("used").set(0)
-        self.pages.labels("free").set(ready.kv_pages)
+        self._pages_used.set(0)
+        self._pages_free.set(ready.kv_pages)
 
     def drop(self, what: str, count: int = 1) -> None:
         """Count telemetry that was lost."""

@@ -244,6 +244,21 @@ STEP_DURATION = Metric(
     (),
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
+DETAIL_SECONDS = Metric(
+    "quaver_detail_seconds",
+    "counter",
+    "Step time spent on layer detail; as a share of quaver_step_duration_seconds, what the budget is about.",
+    "s",
+    "StepOutput.detail_s",
+)
+DETAIL_TOKENS = Metric(
+    "quaver_detail_tokens",
+    "counter",
+    "Tokens with layer detail, by why they were sampled: risk, floor, full.",
+    "token",
+    "StepOutput.detail_reasons",
+    ("reason",),
+)
 ENGINE_UP = Metric("quaver_engine_up", "gauge", "1 while the model process answers.", "1", "on_engine")
 ENGINE_RESTARTS = Metric(
     "quaver_engine_restarts", "counter", "Times the model process was lost.", "event", "on_engine"

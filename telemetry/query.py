@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
+from engine.messages import HEAD_SIGNALS
 from telemetry import segments
 from telemetry.columns import finite
 from telemetry.record import TABLES
@@ -103,18 +104,21 @@ def _rows(
 
 
 def _layers(detail: list[dict[str, Any]]) -> dict[str, Any]:
-    """Head columns come back as [layer][head]."""
+    """Rows with their own layers, head columns as [layer][head]; `layers` are those of any row."""
     rows = []
     for row in detail:
         heads = row["heads"]
-        shaped = {"choice": row["choice"], "step": row["step"], "layers": row["layers"]}
-        for name in TABLES["layers"].names[5:]:
+        shaped = {name: value for name, value in row.items() if name not in ("request_id", "heads")}
+        for name in HEAD_SIGNALS:
             flat = row[name]
-            square = name != "lens_entropy" and flat is not None
-            shaped[name] = [flat[at : at + heads] for at in range(0, len(flat), heads)] if square else flat
+            if flat is not None:
+                shaped[name] = [flat[at : at + heads] for at in range(0, len(flat), heads)]
         rows.append(shaped)
-    first = detail[0] if detail else {"layers": [], "heads": 0}
-    return {"layers": first["layers"], "heads": first["heads"], "rows": rows}
+    return {
+        "layers": sorted({layer for row in detail for layer in row["layers"]}),
+        "heads": detail[0]["heads"] if detail else 0,
+        "rows": rows,
+    }
 
 
 def _view(connection: duckdb.DuckDBPyConnection, folder: Path, name: str) -> None:
@@ -125,7 +129,7 @@ def _view(connection: duckdb.DuckDBPyConnection, folder: Path, name: str) -> Non
         for path in segments.live(folder, name)
         if (table := segments.read_live(path)) is not None
     }
-    tables = [table.select(schema.names).cast(schema) for table in live.values()]
+    tables = [_as_now(table, schema) for table in live.values()]
     connection.register(f"live_{name}", pa.concat_tables([schema.empty_table(), *tables]))
     files = [path for path in segments.rotated(folder, name) if path.stem not in live]
     try:
@@ -135,6 +139,14 @@ def _view(connection: duckdb.DuckDBPyConnection, folder: Path, name: str) -> Non
         for path in set(files).difference(whole):
             log.warning("records: %s is damaged and left out", path)
         _create(connection, name, whole)
+
+
+def _as_now(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a segment, perhaps of an older version, in today's schema: what it lacks is null."""
+    for field in schema:
+        if field.name not in table.schema.names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table.select(schema.names).cast(schema)
 
 
 def _create(connection: duckdb.DuckDBPyConnection, name: str, files: list[Path]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 _META = {"schema_version": SCHEMA_VERSION}
 
 _KEY = [
@@ -39,7 +39,9 @@ TOKENS = pa.schema(
     metadata=_META,
 )
 
-#: Head columns are row-major [len(layers), heads] flattened; `lens_entropy` is [len(layers)].
+#: Head columns are row-major [len(layers), heads] flattened; `lens_entropy` is [len(layers)]. Why a token
+#: was sampled is its `reason` (risk | floor | full); it stands for 1 ÷ `rate` tokens, and each of its
+#: layers for `stride` layers, the last for itself. Null in records of schema version 1.
 LAYERS = pa.schema(
     [
         *_KEY,
@@ -51,6 +53,9 @@ LAYERS = pa.schema(
         pa.field("sink_mass", pa.list_(pa.float16())),
         pa.field("prev_attention", pa.list_(pa.float16())),
         pa.field("lookback", pa.list_(pa.float16())),
+        pa.field("reason", pa.string()),
+        pa.field("rate", pa.float32()),
+        pa.field("stride", pa.int16()),
     ],
     metadata=_META,
 )

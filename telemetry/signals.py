@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from engine.messages import DetailReason
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -42,13 +44,20 @@ class TokenBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 class LayerBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled layer detail of one step: `lens_entropy` [rows, layers] (float16), `heads`
-    [rows, len(HEAD_SIGNALS), layers, heads] (float16). NaN is absent."""
+    [rows, len(HEAD_SIGNALS), layers, heads] (float16). NaN is absent.
+
+    Which layers are sampled changes from step to step. Row i stands for 1 ÷ `rates[i]` tokens, each
+    layer for `stride` layers, the last for itself.
+    """
 
     time: float
     request_ids: list[str]
     choices: list[int]
     steps: list[int]
     layers: list[int]
+    stride: int
+    reasons: list[DetailReason]
+    rates: list[float]
     lens_entropy: np.ndarray
     heads: np.ndarray
 

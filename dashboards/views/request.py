@@ -172,7 +172,8 @@ def _entropy(detail: Detail, chosen: int) -> None:
     )
     st.caption("How unsure each layer is of the next token, last layer on top. Click a column to choose it.")
     if len(maps.sampled(detail)) < len(detail.tokens["step"]):
-        st.caption('Only some tokens are sampled; a request with `"signals": true` has all of them.')
+        why = maps.why_sampled(detail) or "Only some tokens are sampled."
+        st.caption(f'{why} A request with `"signals": true` has all of them.')
 
 
 def _heads(detail: Detail, chosen: int) -> None:

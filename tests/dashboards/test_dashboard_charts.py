@@ -89,7 +89,8 @@ def test_what_fired_pairs_faults_with_alerts() -> None:
 
 
 def detail(kl: list[object] | None, steps: tuple[int, ...] = (0, 8)) -> Detail:
-    rows = [{"step": step, "lens_entropy": [9.0, None, 1.0], "head_kl": kl} for step in steps]
+    shared = {"layers": [0, 4, 5], "lens_entropy": [9.0, None, 1.0], "head_kl": kl}
+    rows = [shared | {"step": step} for step in steps]
     body = {
         "request": {"request_id": "r"},
         "tokens": {"choice": [0] * 12, "step": list(range(12)), "text": [None] * 12},
@@ -108,6 +109,38 @@ def test_head_map_averages_what_is_known() -> None:
         maps.head_chart(data, "light", "nats").to_dict()
     assert maps.head_values(detail(None).layers, "head_kl", None).empty
     assert maps.head_values(Layers(), "head_kl", 3).empty
+
+
+def test_tokens_of_different_layers_share_a_map() -> None:
+    rows = [
+        {
+            "step": 1,
+            "layers": [0, 5],
+            "lens_entropy": [8.0, 1.0],
+            "head_kl": [[0.2], [0.6]],
+            "reason": "risk",
+        },
+        {"step": 2, "layers": [3, 5], "lens_entropy": [6.0, 2.0], "head_kl": [[0.4], [0.2]], "rate": 1 / 3},
+    ]
+    rows[0]["rate"], rows[1]["reason"] = 1.0, "floor"
+    body = {
+        "request": {"request_id": "r"},
+        "tokens": {"choice": [0] * 4, "step": [0, 1, 2, 3], "text": [None] * 4},
+        "layers": {"layers": [0, 3, 5], "heads": 1, "rows": rows},
+    }
+    found = read(msgspec.json.encode(body), Detail)
+    flow = maps.entropy_flow(found, 1)
+    assert list(zip(flow["token"], flow["layer"], flow["entropy"], strict=True)) == [
+        (1, 0, 8.0),
+        (1, 5, 1.0),
+        (2, 3, 6.0),
+        (2, 5, 2.0),
+    ]
+    whole = maps.head_values(found.layers, "head_kl", None).set_index("layer")["value"]
+    assert whole.to_dict() == pytest.approx({0: 0.2, 3: 0.4, 5: (0.6 + 3 * 0.2) / 4})
+    assert maps.head_values(found.layers, "head_kl", 2)["layer"].tolist() == [3, 5]
+    told = maps.why_sampled(found)
+    assert told == "2 of 4 tokens are sampled: 1 looked risky, 1 were taken whatever they looked like."
 
 
 def test_entropy_flow_takes_sampled_tokens_and_fixed_colours() -> None:

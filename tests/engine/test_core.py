@@ -328,7 +328,7 @@ def test_only_choices_of_one_request_with_one_prompt_share() -> None:
 @pytest.mark.parametrize("step_tokens", [4, 8])
 def test_sharing_is_bit_identical_in_deterministic_mode(length: int, step_tokens: int) -> None:
     prompt = [1 + i % 50 for i in range(length)]
-    settings = {"deterministic": True, "step_tokens": step_tokens, "signal_layers": 1}
+    settings = {"deterministic": True, "step_tokens": step_tokens}
     choices = [submit("a", prompt, i, temperature=1.0, seed=9, max_tokens=5) for i in range(3)]
     found, computed, _ = watch(engine(**settings), *choices)
     whole = (length - 1) // step_tokens * step_tokens

@@ -216,6 +216,11 @@ def test_signals_of_a_request_as_json(telemetry: Telemetry, events: Events) -> N
     first, second = telemetry.records.records("r1", 0)
     assert (first["step"], first["rank"], first["entropy"]) == (0, 1, 1.5)
     assert first["layers"]["head_kl"] == [[0, 1], [2, 3], [4, 5]]
+    assert (first["layers"]["reason"], first["layers"]["rate"], first["layers"]["stride"]) == (
+        "floor",
+        0.125,
+        4,
+    )
     assert "layers" not in second
     assert [second[name] for name in ("margin", "rank", "surprisal_post")] == [None] * 3
     assert telemetry.records.records("r1", 0, start=1) == [second]

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from telemetry import query
+from telemetry import query, segments
 from telemetry.hub import Telemetry
+from telemetry.record import LAYERS
 from telemetry.settings import TelemetrySettings
 
 from .conftest import START, Clock, Events
@@ -48,7 +53,54 @@ def test_one_request_with_its_detail(folder: Path) -> None:
     first = found["layers"]["rows"][0]
     assert first["lens_entropy"] == [2.5] * 3
     assert first["head_kl"] == [[0, 1], [2, 3], [4, 5]]
+    assert (first["reason"], first["rate"], first["stride"]) == ("floor", 0.125, 4)
     assert query.request(folder, "r2' OR '1'='1") is None
+
+
+def test_layers_of_a_request_are_those_of_all_its_tokens(
+    make: Callable[..., Telemetry], events: Events
+) -> None:
+    telemetry = make()
+    meta = events.meta("r1")
+    telemetry.on_started(events.started(meta))
+    for index, layers in enumerate(([0, 4, 9], [2, 9])):
+        shape = {"layers": len(layers), "detail": [0]}
+        step = events.step([("r1", 0)], index, **shape)
+        telemetry.on_step(msgspec.structs.replace(step, layers=layers))
+    telemetry.on_ended(events.ended(meta))
+    telemetry.writer.flush()
+    found = query.request(telemetry.settings.records_dir, "r1")
+    assert found is not None
+    assert found["layers"]["layers"] == [0, 2, 4, 9]
+    assert [row["layers"] for row in found["layers"]["rows"]] == [[0, 4, 9], [2, 9]]
+    assert found["layers"]["rows"][1]["head_kl"] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "parquet"])
+def test_records_of_the_first_schema_are_read_too(folder: Path, live: bool) -> None:
+    """Nobody knows why these tokens were sampled: null."""
+    new = ("reason", "rate", "stride")
+    old = pa.schema([field for field in LAYERS if field.name not in new], {"schema_version": "1"})
+    values = {
+        "request_id": "old",
+        "choice": 0,
+        "step": 3,
+        "layers": [0, 2],
+        "heads": 1,
+        "head_kl": [0.5, 0.25],
+    }
+    path = folder / "layers" / f"{0:020d}-1"
+    table = pa.Table.from_pylist([dict.fromkeys(old.names) | values], old)
+    if live:
+        with pa.ipc.new_stream(path.with_suffix(segments.LIVE), old) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path.with_suffix(segments.PARQUET))
+    rows = query.select(
+        folder, "SELECT request_id, head_kl, reason, rate, stride FROM layers ORDER BY reason"
+    )
+    assert len(rows) > 1
+    assert rows[-1] == {"request_id": "old", "head_kl": [0.5, 0.25]} | dict.fromkeys(new)
 
 
 @pytest.mark.parametrize(
