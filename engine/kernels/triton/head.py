@@ -74,7 +74,7 @@ def lm_head(
     launch(
         _merge,
         (rows,),
-        Block(warps=min(16, max(4, blocks.power(tiles * top) // 1024)), stages=1),
+        Block(warps=4, stages=1),
         running,
         best,
         best_tokens,
@@ -82,7 +82,6 @@ def lm_head(
         tiles,
         top=top,
         block_tiles=triton.next_power_of_2(tiles),
-        block_best=triton.next_power_of_2(tiles * top),
     )
     return found
 
@@ -158,7 +157,6 @@ def _merge(
     tiles,
     top: tl.constexpr,
     block_tiles: tl.constexpr,
-    block_best: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, block_tiles)
@@ -175,11 +173,18 @@ def _merge(
     tl.store(lse + row, most + tl.log(total))
     tl.store(entropy + row, tl.log(total) - lean / total)
 
-    candidate = tl.arange(0, block_best)
-    present = candidate < tiles * top
-    values = tl.load(best + row * tiles * top + candidate, mask=present, other=float("-inf"))
+    # Each tile's list is sorted: only the first of what is left of it can be next.
+    lists = row * tiles * top
+    values = tl.load(best + lists + tile * top, mask=there, other=float("-inf"))
+    taken = tl.zeros([block_tiles], tl.int32)
     for i in range(top):
         value, where = tl.max(values, 0, return_indices=True)
+        is_best = tile == where
+        winner = lists + where * top + tl.sum(tl.where(is_best, taken, 0), 0)
         tl.store(top_logits + row * top + i, value)
-        tl.store(top_tokens + row * top + i, tl.load(best_tokens + row * tiles * top + where))
-        values = tl.where(candidate == where, float("-inf"), values)
+        tl.store(top_tokens + row * top + i, tl.load(best_tokens + winner))
+        taken += is_best.to(tl.int32)
+        following = tl.load(
+            best + lists + tile * top + taken, mask=is_best & (taken < top), other=float("-inf")
+        )
+        values = tl.where(is_best, following, values)
