@@ -99,7 +99,7 @@ class Ours:
         none = places[:0]
         watch = Watch(WATCHED, end, table, lengths, lengths) if watched else None
         work = Work(tokens, places, places, table[:0], none, end, [Chunk(0, count, 0, table)], watch)
-        return self.model.step(work, self.keys, self.values)
+        return self.model.run(work, self.keys, self.values)
 
     def decode_inputs(self, batch: int, watched: bool) -> Tensors:
         """Tensors of a decode step at CONTEXT."""
@@ -132,7 +132,7 @@ class Ours:
             inputs["lengths"],
             watch=watch,
         )
-        return self.model.step(work, self.keys, self.values)
+        return self.model.run(work, self.keys, self.values)
 
 
 class Peer:

@@ -14,13 +14,36 @@ from torch import Tensor
 
 from engine.kernels import reference
 from engine.kernels.reference import (
+    draw,
     entropy,
     gather,
     rms_norm,
     rope,
     silu_mul,
+    token_statistics,
     write_kv,
 )
+
+__all__ = [
+    "Activation",
+    "Attended",
+    "HeadRows",
+    "Packed",
+    "add_rms_norm",
+    "attend_decode",
+    "attend_prefill",
+    "draw",
+    "head_statistics",
+    "linear",
+    "lm_head",
+    "pack_keys",
+    "pack_values",
+    "rms_norm",
+    "rope_write",
+    "token_statistics",
+    "unpack_keys",
+    "unpack_values",
+]
 
 Activation = Literal["relu", "gelu", "silu_mul"]
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.graphs import Axes, Graphs, Recorder, Tensors
@@ -35,6 +36,7 @@ OUTPUTS: Axes = {
     "entropy": ("batch",),
     "top_logits": ("batch",),
     "top_tokens": ("batch",),
+    "hidden": ("batch",),
     "lens_entropy": ("detail",),
     "heads": ("detail",),
 }
@@ -80,9 +82,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`rows` of the wanted places; `lens_entropy` [D, layers] and `heads` [D, signals, layers, H]."""
+    """`rows` of the wanted places and their normed hidden states, fp32 [R, hidden]; `lens_entropy`
+    [D, layers] and `heads` [D, signals, layers, H]."""
 
     rows: HeadRows
+    hidden: Tensor
     lens_entropy: Tensor | None
     heads: Tensor | None
 
@@ -101,7 +105,7 @@ class Fused:
         self.layers = [_moved(layer, device) for layer in model.layers]
 
     @torch.inference_mode()
-    def step(self, work: Work, keys: Tensor, values: Tensor) -> Step:
+    def run(self, work: Work, keys: Tensor, values: Tensor) -> Step:
         """Compute `work`; pages `keys`, `values` [layers, pages, page size, G, D] are written in place."""
         ops, eps, watch, window = self.ops, self.config.norm_eps, work.watch, self.config.sliding_window
         x = self.embedding[work.tokens].float()
@@ -143,11 +147,15 @@ class Fused:
         last = x + delta if rows is None else x[rows] + delta[rows]
         normed = self.ops.rms_norm(torch.cat((last, *stacked)), self.final_norm, self.config.norm_eps)
         found: HeadRows = self.ops.lm_head(normed, self.head, None, self.top)
-        wanted = HeadRows(*(part[: len(last)] for part in found))
+        wanted, hidden = HeadRows(*(part[: len(last)] for part in found)), normed[: len(last)]
         if not stacked:
-            return Step(wanted, None, None)
+            return Step(wanted, hidden, None, None)
         lens = found.entropy[len(last) :].view(len(stacked), -1).T
-        return Step(wanted, lens, torch.stack(heads, 2))
+        return Step(wanted, hidden, lens, torch.stack(heads, 2))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """LM head of normed hidden states [rows, hidden]: fp32 logits [rows, vocab]."""
+        return F.linear(hidden, self.head)
 
     def graphs(self, keys: Tensor, values: Tensor, recorder: Recorder, bound: int = 32) -> Graphs:
         """Recorded decode steps over these pages. The condition of a call is a tuple of layers to watch."""
@@ -161,8 +169,8 @@ class Fused:
                 else None
             )
             work = Work(given["tokens"], given["positions"], given["slots"], table, lengths, watch=watch)
-            step = self.step(work, keys, values)
-            found = step.rows._asdict()
+            step = self.run(work, keys, values)
+            found = step.rows._asdict() | {"hidden": step.hidden}
             del found["chosen"]
             if step.lens_entropy is not None and step.heads is not None:
                 found |= {"lens_entropy": step.lens_entropy, "heads": step.heads}

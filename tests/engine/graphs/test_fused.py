@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
+from engine.core import Engine
 from engine.graphs import Recorder
 from engine.kernels import fused, reference
 from engine.kv.pages import PagePool
+from engine.messages import RequestMeta, SamplingParams, Submit
 from engine.models.config import ModelConfig, weight_shapes
-from engine.models.fused import Chunk, Fused, Step, Watch, Work
+from engine.models.device import DeviceModel, work_of
+from engine.models.fused import Fused, Step
 from engine.models.llama import Llama
 from engine.models.step import Batch, Detail, Output
 from engine.models.weights import stored
+from engine.settings import EngineSettings
 
 CONFIG = ModelConfig(
     name="random",
@@ -41,6 +45,7 @@ CONFIG = ModelConfig(
 PAGE = 4
 PAGES = 9  # of each sequence
 WATCHED = (1, 3)
+CPU = torch.device("cpu")
 
 
 #: Everything that near relatives of Llama add.
@@ -50,9 +55,7 @@ RELATIVE = replace(CONFIG, qkv_bias=True, qk_norm=True, sliding_window=11)
 def random_model(dtype: torch.dtype, config: ModelConfig = CONFIG) -> Llama:
     source = torch.Generator().manual_seed(7)
     weights = {
-        name: stored(
-            torch.rand(shape) + 0.5 if "norm" in name else 0.3 * torch.randn(shape, generator=source)
-        )
+        name: stored(1.0 * ("norm" in name) + 0.2 * torch.randn(shape, generator=source))
         for name, shape in weight_shapes(config).items()
     }
     return Llama(config, weights, dtype, reference)
@@ -90,29 +93,6 @@ def batch_of(spans: list[tuple[int, int]]) -> Batch:
     )
 
 
-def work_of(batch: Batch) -> Work:
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).long()
-
-    offsets, counts, starts, tables = map(tensor, (batch.offsets, batch.counts, batch.starts, batch.tables))
-    assert batch.detail is not None
-    decodes = int((counts == 1).sum())
-    ends = starts + counts
-    return Work(
-        tokens=tensor(batch.tokens),
-        positions=torch.cat([torch.arange(s, e) for s, e in zip(starts, ends, strict=True)]),
-        slots=tensor(batch.slots),
-        table=tables[:decodes],
-        lengths=ends[:decodes],
-        rows=tensor(batch.rows),
-        prefills=[
-            Chunk(int(offsets[i]), int(counts[i]), int(starts[i]), tables[i : i + 1])
-            for i in range(decodes, len(counts))
-        ],
-        watch=Watch(WATCHED, tensor(batch.rows), tables, ends, tensor(batch.detail.prompt_lengths)),
-    )
-
-
 def compare(step: Step, output: Output, tolerance: float) -> None:
     top = step.rows.top_logits.shape[1]
     expected = {
@@ -142,7 +122,7 @@ def test_fused_steps_equal_plain_steps(
     model, batch = random_model(dtype, config), batch_of(spans)
     plain, pages = pool_of(dtype), pool_of(dtype)
     output = model.step(batch, plain, [])
-    step = Fused(model, fused, torch.device("cpu"), top=4).step(work_of(batch), pages.keys, pages.values)
+    step = Fused(model, fused, CPU, top=4).run(work_of(batch, CPU), pages.keys, pages.values)
     compare(step, output, tolerance)
     torch.testing.assert_close(pages.keys, plain.keys, atol=tolerance / 2, rtol=tolerance / 2)
     torch.testing.assert_close(pages.values, plain.values, atol=tolerance / 2, rtol=tolerance / 2)
@@ -151,11 +131,11 @@ def test_fused_steps_equal_plain_steps(
 @pytest.mark.parametrize("layers", [(), WATCHED])
 def test_recorded_decodes_equal_decodes(tape: Callable[[], Recorder], layers: tuple[int, ...]) -> None:
     """Every batch of a bucket through one recording, with and without detail."""
-    model = Fused(random_model(torch.float32), fused, torch.device("cpu"), top=4)
+    model = Fused(random_model(torch.float32), fused, CPU, top=4)
     plain, pages = pool_of(torch.float32), pool_of(torch.float32)
     graphs = model.graphs(pages.keys, pages.values, tape())
     for starts in ([7, 0, 30, 12], [3, 33, 9], [0, 5, 21, 6], [34, 2, 2]):
-        work = work_of(batch_of([(1, start) for start in starts]))
+        work = work_of(batch_of([(1, start) for start in starts]), CPU)
         assert work.watch is not None
         places = work.watch.places if layers else work.watch.places[:0]
         found = graphs(
@@ -170,8 +150,8 @@ def test_recorded_decodes_equal_decodes(tape: Callable[[], Recorder], layers: tu
             },
             layers,
         )
-        step = model.step(work, plain.keys, plain.values)
-        expected = step.rows._asdict()
+        step = model.run(work, plain.keys, plain.values)
+        expected = step.rows._asdict() | {"hidden": step.hidden}
         del expected["chosen"]
         if layers:
             expected |= {"lens_entropy": step.lens_entropy, "heads": step.heads}
@@ -180,3 +160,38 @@ def test_recorded_decodes_equal_decodes(tape: Callable[[], Recorder], layers: tu
             torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=1e-4, equal_nan=True)
         torch.testing.assert_close(pages.keys, plain.keys, atol=1e-5, rtol=1e-5)
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_engine_on_a_device_model(tape: Callable[[], Recorder], recorded: bool) -> None:
+    """Answers and signals of a whole engine, prompts and decodes mixed, greedy and drawn."""
+    llama = random_model(torch.float32, RELATIVE)
+    device = DeviceModel(Fused(llama, fused, CPU), tape() if recorded else None)
+    found, expected = answers(device), answers(llama)
+    assert found.keys() == expected.keys()
+    for key, (tokens, signals) in found.items():
+        assert tokens == expected[key][0]
+        np.testing.assert_allclose(signals, expected[key][1], atol=2e-3, rtol=2e-3)
+    assert device._graphs is None or 0 < len(device._graphs) <= 32
+    assert (device._graphs is not None) == recorded
+
+
+def answers(model: Any) -> dict[str, tuple[list[int], np.ndarray]]:
+    settings = EngineSettings(kv_tokens=256, page_size=PAGE, max_running=3, step_tokens=8, signal_budget=1.0)
+    engine = Engine(model, settings)
+    for i in range(5):
+        params = SamplingParams(max_tokens=7, temperature=0.8 if i == 3 else 0.0, seed=5, ignore_eos=True)
+        prompt = [(7 * i + j) % CONFIG.vocab for j in range(3 * i + 1)]
+        engine.submit(Submit(meta=RequestMeta(request_id=f"r{i}"), token_ids=prompt, params=params))
+    tokens: dict[str, list[int]] = {}
+    signals: dict[str, list[np.ndarray]] = {}
+    while engine.has_work:
+        output = engine.step()
+        rows = np.frombuffer(output.signals, np.float32).reshape(len(output.request_ids), -1)
+        for request, token, row in zip(
+            output.request_ids, np.frombuffer(output.token_ids, np.int32).tolist(), rows, strict=True
+        ):
+            tokens.setdefault(request, []).append(token)
+            signals.setdefault(request, []).append(row)
+    engine.check()
+    return {request: (tokens[request], np.array(signals[request])) for request in tokens}

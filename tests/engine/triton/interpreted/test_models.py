@@ -102,7 +102,7 @@ def test_llama_on_the_kernels() -> None:
         ),
     )
     fused_pages = pool()
-    step = Fused(model(reference), triton, torch.device("cpu"), top=3).step(
+    step = Fused(model(reference), triton, torch.device("cpu"), top=3).run(
         work, fused_pages.keys, fused_pages.values
     )
     np.testing.assert_allclose(step.rows.top_logits, expected.values[:, :3], atol=1e-4, rtol=1e-4)
