@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,9 @@ class Check(NamedTuple):
     def passed(self) -> bool:
         """False for an error that is NaN, too."""
         return self.error <= self.allowed
+
+
+Checker = Callable[..., Check]
 
 
 class Sizes(NamedTuple):
@@ -81,7 +84,7 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float(difference.max()) if difference.numel() else 0.0
 
 
-def _products(check, sizes: Sizes, dtype: torch.dtype, x: Tensor) -> Iterator[Check]:  # type: ignore[no-untyped-def]
+def _products(check: Checker, sizes: Sizes, dtype: torch.dtype, x: Tensor) -> Iterator[Check]:
     for activation in (None, "relu", "gelu", "silu_mul"):
         stored = sizes.inner * (2 if activation == "silu_mul" else 1)
         weight = torch.randn(stored, sizes.hidden, device=x.device) / sizes.hidden**0.5
@@ -93,8 +96,8 @@ def _products(check, sizes: Sizes, dtype: torch.dtype, x: Tensor) -> Iterator[Ch
             yield check(f"product{name} {activation or 'plain'}, {len(x)} rows", found, expected)
 
 
-def _attention(  # type: ignore[no-untyped-def]
-    check, sizes: Sizes, dtype: torch.dtype, contexts: list[int], device: torch.device
+def _attention(
+    check: Checker, sizes: Sizes, dtype: torch.dtype, contexts: list[int], device: torch.device
 ) -> Iterator[Check]:
     heads, groups, width = sizes.heads, sizes.groups, sizes.width
     pages = -(-max(contexts) // PAGE)

@@ -141,10 +141,10 @@ class Peer:
     def __init__(self, weights: dict[str, Tensor], device: torch.device, *, watched: bool) -> None:
         import transformers  # noqa: PLC0415  seconds to import, and only this needs it
 
-        self.transformers = transformers
+        self.transformers: Any = transformers
         self.watched = watched
         self.device = device
-        config = transformers.LlamaConfig(
+        config = self.transformers.LlamaConfig(
             vocab_size=CONFIG.vocab,
             hidden_size=CONFIG.hidden,
             intermediate_size=CONFIG.intermediate,
@@ -158,7 +158,7 @@ class Peer:
             tie_word_embeddings=True,
             attn_implementation="eager" if watched else "sdpa",
         )
-        self.model = transformers.LlamaForCausalLM(config).eval()
+        self.model = self.transformers.LlamaForCausalLM(config).eval()
         self.model.load_state_dict(weights, strict=False)
         self.model.tie_weights()
         self.model.to(device, DTYPE)
