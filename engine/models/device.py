@@ -44,7 +44,7 @@ class DeviceModel:
             step = self._replay(self._recorder, work, pool)
         else:
             step = self._fused.run(work, pool.keys, pool.values)
-        head = [_host(part) for part in (step.rows.lse, step.rows.entropy)]
+        lse, entropy = _host(step.rows.lse), _host(step.rows.entropy)
         ids, values = _listed(step.rows)
         detail = None
         if step.lens_entropy is not None and step.heads is not None:
@@ -52,7 +52,8 @@ class DeviceModel:
             detail = LayerDetail(*watched, self._extra(batch, time.perf_counter() - began))
         else:
             self._note(batch, time.perf_counter() - began)
-        return Output(*head, ids, values, keep, self._fused.logits(step.hidden[keep]).cpu(), detail)
+        logits = self._fused.logits(step.hidden[keep]).cpu()
+        return Output(lse, entropy, ids, values, keep, logits, detail)
 
     def _replay(self, recorder: Recorder, work: Work, pool: PagePool) -> Step:
         if self._graphs is None:
