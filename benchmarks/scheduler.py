@@ -12,10 +12,8 @@ second as it gets through with a full batch.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
-import platform
 import random
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import machine
 from benchmarks.arrivals import DATA
 from benchmarks.step_cost import seconds_of
 from engine.admission import Door
@@ -249,12 +248,7 @@ def main() -> None:
     if arguments.measure:
         from benchmarks.step_cost import measure  # noqa: PLC0415 - loads the model
 
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-        }
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        cost = measure() | {"machine": machine, "date": date}
+        cost = measure() | machine.describe()
     else:
         cost = json.loads(RESULT.read_text())["cost"]
     traces = json.loads(DATA.read_text())["traces"]

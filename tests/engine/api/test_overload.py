@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import httpx
 import pytest
@@ -94,7 +95,7 @@ def test_a_flood_is_refused_before_it_waits_and_starves_nobody(busy: Server) -> 
     assert served, "the flood gets what the engine can do"
     assert max(reply.first_s for reply in served) < 3 * LIMIT_S + 2
     assert [reply.status for reply in small] == [200] * 4
-    waits = sorted(reply.first_s for reply in served)
-    assert max(reply.first_s for reply in small) < waits[-1]
+    waits = [[reply.first_s for reply in replies] for replies in (small, served)]
+    assert median(waits[0]) < median(waits[1])
     meta, status, code = busy.recorder.rejected[-1]
     assert (meta.tenant, status, code) == ("flood", 429, "queue_delay")
