@@ -33,14 +33,14 @@ class Reply:
 
 @pytest.fixture
 def busy(write_gguf, tmp_path) -> Iterator[Server]:
-    """Two slots, room for two hundred in the queue, nobody to wait for more than a second."""
+    """One slot, room for two hundred in the queue, nobody to wait for more than a second."""
     path, _ = write_gguf()
     keys = tmp_path / "keys"
     keys.mkdir(mode=0o700)
     for tenant, token in TOKENS.items():
         (keys / f"client-{tenant}.key").write_text(token)
         (keys / f"client-{tenant}.key").chmod(0o600)
-    engine = EngineSettings(model=str(path), threads=1, max_running=2, max_waiting=200)
+    engine = EngineSettings(model=str(path), backend="reference", threads=1, max_running=1, max_waiting=200)
     server = Server(engine, ApiSettings(queue_delay_s=LIMIT_S, tenant_concurrency=500), keys)
     yield server
     assert server.idle()
