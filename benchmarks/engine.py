@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +134,12 @@ class Run:
             row.limit_share = intervals.of(row.rounds).median * least / row.size
 
 
-def run(*, threads: int, quick: bool, only: set[str]) -> dict[str, Any]:
+def run(*, threads: int, quick: bool, only: set[str], rounds: int | None = None) -> dict[str, Any]:
     """Measure the sections in `only` and return everything. Raises PeerError when an engine fails."""
     began = time.monotonic()
+    plan = speed.QUICK if quick else speed.WHOLE
     with Peers(threads) as peers:
-        measured = Run(peers, speed.QUICK if quick else speed.WHOLE)
+        measured = Run(peers, plan if rounds is None else replace(plan, rounds=rounds))
         if "ready" in only:
             measured.ready(3 if quick else 5)
         if only & {"prefill", "decode"}:
@@ -161,12 +162,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run: few rounds, wide intervals")
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--threads", type=int, default=2, help="of every engine")
+    parser.add_argument("--rounds", type=int, help="of prefill and decode")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     only = set(arguments.only.split(","))
     if only - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(only - set(SECTIONS)))}; there are {', '.join(SECTIONS)}")
-    result = run(threads=arguments.threads, quick=arguments.quick, only=only)
+    result = run(threads=arguments.threads, quick=arguments.quick, only=only, rounds=arguments.rounds)
     report.show(result, Console())
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
