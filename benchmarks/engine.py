@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from benchmarks import intervals, limits, machine, memory, quality, report, serving, speed
 from benchmarks.limits import Limits
+from benchmarks.peers.process import PeerError
 from benchmarks.rows import Peers, Row, console
 from benchmarks.text import Text
 from benchmarks.variants import Field, gather
@@ -56,8 +58,17 @@ class Run:
             "ready": None,
             "intervals": {},
             "limit_share": {},
+            "failed": {},
         }
         self.result |= dict.fromkeys(report.TARGETS)
+
+    def attempt(self, name: str, section: Callable[[], None]) -> None:
+        """Measure a section; an engine that fails leaves its figures empty and the others their turn."""
+        try:
+            section()
+        except PeerError as error:
+            console.print(f"{name} failed: {error}", markup=False, style="red")
+            self.result["failed"][name] = str(error)
 
     def speeds(self, measures: set[str]) -> None:
         """Prompts and decodes, and the figures that compare them."""
@@ -135,23 +146,22 @@ class Run:
 
 
 def run(*, threads: int, quick: bool, only: set[str], rounds: int | None = None) -> dict[str, Any]:
-    """Measure the sections in `only` and return everything. Raises PeerError when an engine fails."""
+    """Measure the sections in `only` and return everything, `failed` with what failed and why."""
     began = time.monotonic()
     plan = speed.QUICK if quick else speed.WHOLE
     with Peers(threads) as peers:
         measured = Run(peers, plan if rounds is None else replace(plan, rounds=rounds))
-        if "ready" in only:
-            measured.ready(3 if quick else 5)
-        if only & {"prefill", "decode"}:
-            measured.speeds(only)
-        if "signals" in only:
-            measured.signals()
-        if "http" in only:
-            measured.http(*(1, 48) if quick else (4, 96))
-        if "quality" in only:
-            measured.quality(2 if quick else 14)
-        if "memory" in only:
-            measured.memory()
+        sections: dict[str, Callable[[], None]] = {
+            "ready": lambda: measured.ready(3 if quick else 5),
+            "prefill,decode": lambda: measured.speeds(only),
+            "signals": measured.signals,
+            "http": lambda: measured.http(*(1, 48) if quick else (4, 96)),
+            "quality": lambda: measured.quality(2 if quick else 14),
+            "memory": measured.memory,
+        }
+        for name, measure in sections.items():
+            if only & set(name.split(",")):
+                measured.attempt(name, measure)
         about = {"quick": quick, "sections": sorted(only), "engines": peers.describe()}
     return measured.result | about | {"seconds": round(time.monotonic() - began, 1)}
 
@@ -173,6 +183,8 @@ def main() -> None:
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
     console.print(f"[dim]{arguments.output} written after {result['seconds']:.0f} s")
+    if result["failed"]:
+        raise SystemExit(f"failed: {', '.join(result['failed'])}")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,10 @@ def measured(model: Path) -> dict[str, Any]:
         patch.setattr(variants, "llamacpp_is_there", lambda: False)
         patch.setattr(speed, "PROMPT", 16)
         run = engine.Run(peers, plan)
-        run.speeds({"prefill", "decode"})
-        run.quality(windows=1)
+        gone = rows.Variant("nobody", "gone", ())
+        run.attempt("gone", lambda: peers.of(gone).ask("describe"))
+        run.attempt("speeds", lambda: run.speeds({"prefill", "decode"}))
+        run.attempt("quality", lambda: run.quality(windows=1))
         return json.loads(json.dumps(run.result, allow_nan=False))
 
 
@@ -57,6 +59,12 @@ def test_result_has_every_key_and_null_where_nothing_was_measured(measured):
     missing = ("prefill_512_vs_llamacpp", "decode_16_vs_llamacpp", "http_overhead", "ready_s")
     assert all(measured[key] is None for key in missing)
     assert measured["machine"]["cores"] >= 1 and measured["date"] and measured["versions"]["torch"]
+
+
+@pytest.mark.model
+def test_an_engine_that_fails_is_named_and_the_others_are_measured(measured):
+    """Nobody is an engine that there is not."""
+    assert measured["failed"].keys() == {"gone"} and "ended with status 1" in measured["failed"]["gone"]
 
 
 @pytest.mark.model
