@@ -121,6 +121,7 @@ def take_turns(
         console.print(f"[dim]{title}: {'warming up' if number < 0 else f'round {number + 1} of {rounds}'}")
         for row in turned(rows, number):
             figure = measure(row, number)
+            console.print(f"[dim]    {row.variant.name}: {figure:,.1f} tokens/s")
             if number >= 0:
                 row.rounds.append(figure)
     return list(rows)
