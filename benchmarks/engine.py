@@ -88,9 +88,9 @@ class Run:
             self.result["intervals"][name] = asdict(interval)
 
     def signals(self) -> None:
-        """What the default budget costs: the worse of one sequence and of sixteen."""
+        """What the default budget costs: the worst of one sequence and of many."""
         bounds = []
-        for batch in (1, 16):
+        for batch in self.plan.answers:
             pair = self.field.ours_with("off")[0], self.field.ours_with("budget")[0]
             losses = speed.signals_cost(self.peers, pair, self.text, self.plan, batch)
             found = intervals.of(losses)

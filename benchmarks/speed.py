@@ -19,12 +19,13 @@ class Plan:
     rounds: int
     prompts: tuple[int, ...]
     steps: dict[int, int]  # batch → steps a round
-    pairs: int  # of the signals' cost, at the least
+    answers: dict[int, int]  # batch → tokens of an answer, where the signals' cost is measured
+    pairs: int  # of such answers, at the least
     pair_seconds: float  # and pairs go on for so long
 
 
-WHOLE = Plan(5, (512, 2048), {1: 64, 8: 32, 16: 24, 32: 16}, pairs=8, pair_seconds=45)
-QUICK = Plan(2, (512,), {1: 32, 16: 8}, pairs=3, pair_seconds=0)
+WHOLE = Plan(5, (512, 2048), {1: 64, 8: 32, 16: 24, 32: 16}, {1: 96, 16: 40}, pairs=8, pair_seconds=45)
+QUICK = Plan(2, (512,), {1: 32, 16: 8}, {1: 96, 16: 40}, pairs=3, pair_seconds=0)
 
 
 def prefill(peers: Peers, variants: Sequence[Variant], text: Text, plan: Plan) -> list[Row]:
@@ -74,18 +75,18 @@ def signals_cost(
 
     Short prompts make for short steps, in which whatever signals cost weighs most.
     """
-    steps = 96 if batch == 1 else 40
-    spent: dict[Variant, list[float]] = {variant: [] for variant in pair}
+    steps = plan.answers[batch]
+    speeds: dict[Variant, list[float]] = {variant: [] for variant in pair}
     began, number = time.monotonic(), -1
     while number < plan.pairs or time.monotonic() - began < plan.pair_seconds:
         prompts = [text.prompt(32, number * batch + i) for i in range(batch)]
         for variant in pair if number % 2 else reversed(pair):
             peer = peers.of(variant)
             peer.ask("prepare", prompts=prompts, steps=steps, **variant.how)
-            seconds = peer.ask("finish", **variant.how)
+            speed = peer.ask("finish", **variant.how)
             if number >= 0:
-                spent[variant].append(seconds)
+                speeds[variant].append(speed)
         number += 1
     console.print(f"[dim]what signals cost, batch {batch}: {number} pairs")
-    without, with_ = (spent[variant] for variant in pair)
-    return [1 - little / much for little, much in zip(without, with_, strict=True)]
+    without, with_ = (speeds[variant] for variant in pair)
+    return [1 - slower / faster for slower, faster in zip(with_, without, strict=True)]

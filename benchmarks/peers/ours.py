@@ -32,6 +32,8 @@ PLAIN_BITS = 16
 DEFAULT_BITS = 0
 #: Bits that a weight of the layers and one of the LM head takes, scales of blocks of 32 included.
 _STORED = {PLAIN_BITS: (16.0, 32.0), 8: (8.5, 8.5), 4: (5.0, 8.5)}
+#: Steps that a prompt may take while others decode: what a sequence must have to spare for each.
+_SPARE = 4
 
 T = TypeVar("T")
 
@@ -91,7 +93,7 @@ class Ours:
         return self._do(self._run(signals, observed).decode(steps))
 
     def finish(self, signals: Signals) -> float:
-        """Seconds until every sequence had its last token and its books were closed."""
+        """Tokens per second until every sequence had its last token and its books were closed."""
         return self._do(self._run(signals).finish())
 
     def score(self, windows: list[Prompt], path: Literal["prefill", "decode"]) -> dict[str, Any]:
@@ -125,6 +127,7 @@ class Run:
         self._full = signals == "full"
         self._observers = observers
         self._requests = 0
+        self._emitted: dict[str, int] = {}  # tokens of each request that is not over
 
     async def prefill(self, prompt: Prompt) -> float:
         await self._clear()
@@ -136,13 +139,14 @@ class Run:
 
     async def prepare(self, prompts: list[Prompt], steps: int) -> None:
         await self._clear()
-        for prompt in prompts:  # those that are prefilled first decode while the others are
-            self._submit(prompt, steps + 1 + len(prompts))
-        while any(not sequence.emitted for sequence in (*self._engine.waiting, *self._engine.running)):
+        spare = _SPARE * len(prompts)  # those that are prefilled first decode while the others are
+        for prompt in prompts:
+            self._submit(prompt, steps + 1 + spare)
+        while not all(self._emitted.values()):
             await self._step()
 
     async def decode(self, steps: int) -> float:
-        count = len(self._engine.running)
+        count = len(self._emitted)
         began = time.perf_counter()
         for _ in range(steps):
             output = await self._step()
@@ -150,10 +154,11 @@ class Run:
         return time.perf_counter() - began
 
     async def finish(self) -> float:
+        tokens = 0
         began = time.perf_counter()
         while self._engine.has_work:
-            await self._step()
-        return time.perf_counter() - began
+            tokens += len((await self._step()).request_ids)
+        return tokens / (time.perf_counter() - began)
 
     def _submit(self, prompt: Prompt, tokens: int) -> None:
         self._requests += 1
@@ -163,17 +168,22 @@ class Run:
             params=SamplingParams(max_tokens=tokens, ignore_eos=True, full_signals=self._full),
         )
         self._engine.submit(request)
+        self._emitted[request.meta.request_id] = 0
         if self._observers is not None:
             self._observers.started(request)
 
     async def _step(self) -> StepOutput:
         output = self._engine.step()
+        for request_id in output.request_ids:
+            self._emitted[request_id] += 1
+        for finish in output.finished:
+            del self._emitted[finish.request_id]
         if self._observers is not None:
             self._observers.heard(output)
             await asyncio.sleep(0)
         return output
 
     async def _clear(self) -> None:
-        for sequence in (*self._engine.waiting, *self._engine.running):
-            self._engine.abort(sequence.key[0])
+        for request_id in self._emitted:
+            self._engine.abort(request_id)
         await self.finish()

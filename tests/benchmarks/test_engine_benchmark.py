@@ -40,7 +40,7 @@ def model() -> Path:
 @pytest.fixture(scope="module")
 def measured(model: Path) -> dict[str, Any]:
     """Speed, the signals' cost and quality of ours and transformers, as little as can be asked for."""
-    plan = speed.Plan(rounds=2, prompts=(32,), steps={1: 3}, pairs=1, pair_seconds=0)
+    plan = speed.Plan(rounds=2, prompts=(32,), steps={1: 3}, answers={2: 4}, pairs=1, pair_seconds=0)
     with pytest.MonkeyPatch.context() as patch, rows.Peers(threads=1) as peers:
         patch.setattr(variants, "llamacpp_is_there", lambda: False)
         patch.setattr(speed, "PROMPT", 16)
@@ -48,6 +48,7 @@ def measured(model: Path) -> dict[str, Any]:
         gone = rows.Variant("nobody", "gone", ())
         run.attempt("gone", lambda: peers.of(gone).ask("describe"))
         run.attempt("speeds", lambda: run.speeds({"prefill", "decode"}))
+        run.attempt("signals", run.signals)
         run.attempt("quality", lambda: run.quality(windows=1))
         return json.loads(json.dumps(run.result, allow_nan=False))
 
@@ -56,6 +57,7 @@ def measured(model: Path) -> dict[str, Any]:
 def test_result_has_every_key_and_null_where_nothing_was_measured(measured):
     assert all(key in measured for key in KEYS)
     assert measured["full_signals_vs_transformers"] > 0
+    assert measured["signals_overhead_upper95"] == measured["signals"]["batch 2"]["losses"][0] < 1
     missing = ("prefill_512_vs_llamacpp", "decode_16_vs_llamacpp", "http_overhead", "ready_s")
     assert all(measured[key] is None for key in missing)
     assert measured["machine"]["cores"] >= 1 and measured["date"] and measured["versions"]["torch"]
