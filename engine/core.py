@@ -253,7 +253,12 @@ class Engine:
         params, sources = [s.request.params for s in kept], [self._sources[s.key] for s in kept]
         tokens[output.kept] = sampler.sample(adjusted, params, sources, self.model.ops.draw)
         signals = token_signals(output, tokens)
-        changed = [i for i, p in enumerate(params) if i in touched or sampler.changes_logits(p)]
+        # Rows that were touched but not changed (noise of σ 0) keep the very same figures.
+        changed = [
+            i
+            for i, p in enumerate(params)
+            if (i in touched or sampler.changes_logits(p)) and not torch.equal(adjusted[i], output.logits[i])
+        ]
         if changed:
             places = [output.kept[i] for i in changed]
             post = self.model.ops.token_statistics(adjusted[changed], torch.from_numpy(tokens[places]).long())

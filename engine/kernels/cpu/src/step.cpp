@@ -14,7 +14,7 @@ namespace quaver {
 
 namespace {
 
-constexpr int WIDE = 48;    // from this many tokens on, products go through matrix tiles where there are some
+constexpr int WIDE = 48;    // from this many tokens on, and with any prompt, products take bf16 through matrix tiles where there are some
 // Attention's products take 16-bit activations: 8 bits and all of the rest. Its inputs have the outliers that hurt most.
 constexpr float ATTENTION_SHARE = 1;
 constexpr int PRIVATE = 2;  // up to this many tokens every thread prepares inputs for itself rather than wait
@@ -132,7 +132,7 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
       out(outputs),
       team(model.team),
       heads{c.heads, c.groups, c.width, c.window, c.norm_eps},
-      wide(batch.tokens >= WIDE && has_wide_product()),
+      wide((batch.tokens >= WIDE || batch.tokens > batch.spans) && has_wide_product()),
       qkv_cols((c.heads + 2 * c.groups) * c.width),
       attended_cols(c.heads * c.width),
       detail_of(batch.spans, -1) {
