@@ -32,11 +32,12 @@ def attention(rows: int, groups: int, width: int, itemsize: int, processors: int
     if rows < MANY_ROWS:
         return Block(m=power(rows, LEAST_ROWS), n=32 if width * itemsize > 256 else 64, warps=4, stages=2)
     if itemsize == 4:  # three products for each: registers are what is short
-        return Block(m=32, n=32, warps=8, stages=1)
-    large = Block(m=128, n=64, warps=8, stages=2)
+        return Block(m=16 if width > 64 else 32, n=32, warps=4 if width > 64 else 8, stages=1)
     if width > 128:
         return Block(m=64, n=32, warps=8, stages=2)
-    return large if ceil(rows / large.m) * groups >= processors else Block(m=64, n=64, warps=4, stages=2)
+    large = Block(m=128, n=32 if width > 64 else 64, warps=8, stages=2)
+    small = Block(m=64, n=64, warps=8 if width > 64 else 4, stages=2)
+    return large if ceil(rows / large.m) * groups >= processors else small
 
 
 def splits(programs: int, context: int, tile: int, processors: int) -> int:
@@ -61,7 +62,7 @@ def gemm(rows: int, outputs: int, pair: bool, itemsize: int, processors: int) ->
         large = Block(m=128, n=64 if pair else 128, k=64, warps=8, stages=3)
         shapes = [large, Block(m=64, n=64, k=64, warps=4 if not pair else 8, stages=3)]
     else:
-        shapes = [Block(m=64, n=64, k=32, warps=8, stages=2)]
+        shapes = [Block(m=64, n=32 if pair else 64, k=32, warps=8, stages=2)]
     for block in shapes:
         if ceil(rows / block.m) * ceil(outputs / block.n) >= processors:
             return block
