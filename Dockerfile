@@ -21,6 +21,9 @@ COPY chaos chaos
 COPY dashboards dashboards
 COPY quaver quaver
 RUN /opt/quaver/bin/pip install --no-deps .
+# The native kernels for every instruction set; the running image needs no compiler.
+RUN command -v g++ >/dev/null || { apt-get update && apt-get install -y --no-install-recommends g++; }
+RUN cd / && /opt/quaver/bin/python -m engine.kernels.cpu.build
 ARG QUAVER_MODEL=smollm2-135m
 RUN QUAVER_MODEL_CACHE=/opt/models QUAVER_MODEL=$QUAVER_MODEL /opt/quaver/bin/quaver model pull
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from engine.kernels.cpu import build
 from engine.models import store
 from quaver.settings import Settings
 
@@ -95,6 +96,26 @@ def _cpu(_settings: Settings) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "cpu", text)
+
+
+def _kernels(settings: Settings) -> Iterator[Finding]:
+    if settings.backend not in ("auto", "cpu"):
+        yield Finding("ok", "kernels", settings.backend)
+        return
+    there = build.instruction_sets()
+    isa = there[0] if settings.cpu_isa == "auto" else settings.cpu_isa
+    if isa not in there:
+        yield Finding(
+            "failed", "kernels", f"this CPU has no {isa}", f"set QUAVER_CPU_ISA to one of {', '.join(there)}"
+        )
+        return
+    try:
+        compiled = build.find(isa, settings.kernel_cache)
+    except build.BuildError as error:
+        yield Finding("warning", "kernels", f"reference, several times slower: {error}", "install a compiler")
+        return
+    text = isa if compiled else f"{isa}, compiled at the first start, which takes up to a minute longer"
+    yield Finding("ok", "kernels", text)
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:
@@ -175,6 +196,7 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _torch,
     _model,
     _cpu,
+    _kernels,
     _disk,
     _port,
     _keys,

@@ -7,6 +7,7 @@ is written under a temporary name and renamed, so that processes starting togeth
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -14,6 +15,8 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+log = logging.getLogger("quaver.model")
 
 SOURCES = Path(__file__).parent / "src"
 
@@ -75,16 +78,36 @@ def library(isa: str, cache: Path) -> Path:
 
     Raises BuildError without a C++ compiler or when the compiler fails.
     """
-    flags = (*_COMMON, *_known()[isa][1])
-    shipped = SOURCES.parent / "lib" / f"quaver-{isa}-{_digest(flags)}.so"
+    found = find(isa, cache)
+    if found is None:
+        compiler = _compiler()
+        found = _cached(isa, cache, compiler)
+        log.warning("compiling the native kernels for %s, once; this takes up to a minute", isa)
+        _compile(compiler, _flags(isa), found)
+    return found
+
+
+def find(isa: str, cache: Path) -> Path | None:
+    """Return the library of an instruction set if it is there; raises BuildError when it cannot come to be."""
+    shipped = _shipped(isa)
     if shipped.exists():
         return shipped
-    compiler = _compiler()
-    cache = cache.expanduser()
-    target = cache / f"quaver-{isa}-{_digest((*flags, _run(compiler, '--version')))}.so"
-    if not target.exists():
-        _compile(compiler, flags, target)
-    return target
+    cached = _cached(isa, cache, _compiler())
+    return cached if cached.exists() else None
+
+
+def _cached(isa: str, cache: Path, compiler: str) -> Path:
+    version = _run(compiler, "--version")
+    return cache.expanduser() / f"quaver-{isa}-{_digest((*_flags(isa), version))}.so"
+
+
+def _shipped(isa: str) -> Path:
+    """Where a compiled library lies inside the package, if somebody put it there."""
+    return SOURCES.parent / "lib" / f"quaver-{isa}-{_digest(_flags(isa))}.so"
+
+
+def _flags(isa: str) -> tuple[str, ...]:
+    return (*_COMMON, *_known()[isa][1])
 
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
@@ -148,3 +171,17 @@ def _cpu_flags() -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
+
+
+def main() -> None:
+    """Compile for every instruction set of this architecture into the package, for an image or a wheel."""
+    compiler = _compiler()
+    for isa in _known():
+        target = _shipped(isa)
+        if not target.exists():
+            _compile(compiler, _flags(isa), target)
+        print(target)
+
+
+if __name__ == "__main__":
+    main()
