@@ -88,7 +88,7 @@ def library(isa: str, cache: Path) -> Path:
 
 
 def find(isa: str, cache: Path) -> Path | None:
-    """Return the library of an instruction set if it is there; raises BuildError when it cannot come to be."""
+    """Return the library of an instruction set if there is one; BuildError when none can come to be."""
     shipped = _shipped(isa)
     if shipped.exists():
         return shipped
