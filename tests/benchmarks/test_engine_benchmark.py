@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks import engine, intervals, limits, quality, report, rows, serving, speed, variants
 from benchmarks.client import Stream
@@ -67,6 +69,17 @@ def test_result_has_every_key_and_null_where_nothing_was_measured(measured):
 def test_an_engine_that_fails_is_named_and_the_others_are_measured(measured):
     """Nobody is an engine that there is not."""
     assert measured["failed"].keys() == {"gone"} and "ended with status 1" in measured["failed"]["gone"]
+
+
+@pytest.mark.model
+def test_the_table_shows_what_was_measured_and_a_dash_for_what_was_not(measured):
+    out = io.StringIO()
+    report.show(measured, Console(file=out, width=160))
+    lines = {line.split("│")[1].strip(): line for line in out.getvalue().splitlines() if line.startswith("│")}
+    missing = lines["prefill_512_vs_llamacpp"]
+    assert "–" in missing and "llama.cpp's fastest format" in missing
+    assert f"{measured['full_signals_vs_transformers']:.3f}" in lines["full_signals_vs_transformers"]
+    assert {row["name"] for row in measured["rows"]} | set(measured["quality"]) <= lines.keys()
 
 
 @pytest.mark.model
