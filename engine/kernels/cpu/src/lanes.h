@@ -14,6 +14,7 @@
 namespace quaver {
 
 constexpr int QUADS = BLOCK / 4;
+constexpr int AHEAD = 4096;  // bytes: weights are asked for that long before their turn
 
 inline int32_t quad_at(const int8_t* x, int quad) {
   int32_t value;

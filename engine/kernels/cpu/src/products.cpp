@@ -19,6 +19,7 @@ void lanes_product(const uint8_t* part, int scales, int blocks, const Activation
   Floats total[ROWS] = {};
   for (int b = 0; b < blocks; ++b, part += BLOCK_BYTES) {
     const Weights<BITS> weights(part);
+    for (int at = 0; at < BLOCK_BYTES; at += 64) __builtin_prefetch(part + at + AHEAD);
     const Floats scale = halves(part + scales);
     const Floats base = halves(part + scales + 32);
 #pragma GCC unroll 16

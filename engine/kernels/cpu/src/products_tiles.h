@@ -40,6 +40,7 @@ void tiles_product(const uint8_t* panel, int blocks, const Activations& x, int r
     const int run = blocks - done < RUN ? blocks - done : RUN;
     for (int b = 0; b < run; ++b) {
       const Weights<BITS> block(panel + b * BLOCK_BYTES);
+      for (int at = 0; at < BLOCK_BYTES; at += 64) __builtin_prefetch(panel + b * BLOCK_BYTES + at + AHEAD);
       for (int i = 0; i < QUADS; ++i) _mm512_store_si512(weights[b][i], _mm512_xor_si512(block.quad[i], sign));
     }
     for (int b = 0; b < run; b += 2, q += 2 * BLOCK) {
