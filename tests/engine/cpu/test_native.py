@@ -272,3 +272,23 @@ def test_the_real_model_at_its_stored_bits(smollm: Path) -> None:
     last = ours.step(spans_batch([long[8191:]], [8191], [pages], [0, 29]), pool, [0])
     assert torch.isfinite(last.logits).all()
     assert np.isfinite(last.detail.heads[:, :4]).all()
+
+
+def test_a_long_context_shared_by_threads_gives_the_same_bits(native: ctypes.CDLL) -> None:
+    """Bits do not tell how many threads there were; with the heads' weights on one layer of two."""
+    source = np.random.default_rng(4)
+    config = replace(CONFIG, max_context=2048)
+    ids = source.integers(0, config.vocab, 1300).astype(np.int32)
+    table = list(range(1304 // PAGE))
+    answers = []
+    for threads in (1, 4):
+        model = NativeLlama(
+            config, weights_of(config), native, name="cpu", bits=8, threads=threads, positions=2048
+        )
+        pool = pool_of(model, 1304)
+        for start in range(0, 1299, 433):
+            model.step(spans_batch([ids[start : start + 433]], [start], [table], None), pool, [])
+        last = model.step(spans_batch([ids[1299:]], [1299], [table], [1, 2]), pool, [0])
+        answers.append((last.logits.numpy(), last.detail.heads, last.detail.lens_entropy))
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_array_equal(one, other)

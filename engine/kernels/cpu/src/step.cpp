@@ -19,9 +19,10 @@ constexpr int WIDE = 48;    // from this many tokens on, and with any prompt, pr
 constexpr float ATTENTION_SHARE = 1;
 constexpr int PRIVATE = 2;  // up to this many tokens every thread prepares inputs for itself rather than wait
 constexpr int NARROW_TILE = 24, WIDE_TILE = 4;  // panels of one task, at most; multiples of PAIR
+constexpr int MANY = 4;                         // tasks for each thread that need no further division
 constexpr int PAIR = 2 * BLOCK / PANEL;         // panels that hold 32 rows of gate and the 32 rows of up
 
-enum Buffer { RESIDUAL, PROJECTED, ATTENDED, INPUT, HIDDEN, LAYOUT, WEIGHTS, LENS, HEAD_INPUT, HEAD_SCRATCH, PER_THREAD };
+enum Buffer { RESIDUAL, PROJECTED, ATTENDED, INPUT, HIDDEN, LAYOUT, PARTS, WEIGHTS, LENS, HEAD_INPUT, HEAD_SCRATCH, PER_THREAD };
 
 using Clock = std::chrono::steady_clock;
 
@@ -67,7 +68,11 @@ class Step {
 
   void layer(int index, int thread);
   void attend(int layer, bool sampled, int thread);
+  void rotate(int layer, int span, int group);
   void decode(int layer, int span, int group, bool sampled, float* to, int thread);
+  void decode_part(int layer, int number, int group, bool sampled, int thread);
+  void merge_parts(int span, int group, bool sampled);
+  float* weights_of(int span, bool sampled) const;
   void prefill(int layer, int number, int block, int group, int thread);
   void explain(int sampled, int detail, int thread);
   void head(int thread);
@@ -113,6 +118,8 @@ class Step {
   std::vector<size_t> layouts;              // [prefills · groups], offsets into `layout`
   std::vector<std::pair<int, int>> tokens;  // (token, span) of the prefills
   std::vector<std::pair<int, int>> blocks;  // (place in prefills, query block), the longest contexts first
+  std::vector<std::pair<int, int>> shares;  // (span, part) of the decodes, where threads share long contexts; else empty
+  std::vector<float*> parts;                // [spans], what the parts of a shared decode found, group after group
   std::vector<int> detail_of;               // [spans], −1: none
   std::vector<int> prompt_details;          // spans of `prefills` with detail
   int lens_layers = 0;
@@ -167,6 +174,20 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
     return b.start[prefills[one.first]] + one.second * QUERIES > b.start[prefills[other.first]] + other.second * QUERIES;
   });
   layout = m.buffers.get(LAYOUT, layout_bytes);
+
+  // Few long contexts would leave threads idle; a part's result does not depend on who computed it.
+  if (int(decoding.size()) * c.groups < MANY * team.size() && longest > PART) {
+    size_t floats = 0;
+    std::vector<size_t> at(b.spans);
+    for (int s : decoding) {
+      const int count = decode_parts(last_position(s));
+      for (int part = 0; part < count; ++part) shares.emplace_back(s, part);
+      at[s] = floats;
+      floats += size_t(count) * decode_part_floats(heads) * c.groups;
+    }
+    float* memory = reinterpret_cast<float*>(m.buffers.get(PARTS, floats * 4));
+    for (size_t start : at) parts.push_back(memory + start);
+  }
 
   if (b.details) {
     // The last layer's lens is the model's own distribution, which the rows have already.
@@ -344,25 +365,51 @@ void Step::attend(int layer, bool sampled, int thread) {
       prefill_prepare(heads, pages(layer), table(span), last_position(span) + 1, i % c.groups, layout + layouts[i]);
     });
   }
+  const int decodes = int(decoding.size()) * c.groups, count = shares.empty() ? decodes : int(shares.size()) * c.groups;
+  if (!shares.empty()) team.loop(decodes, [&](int i) { rotate(layer, decoding[i / c.groups], i % c.groups); });
   const int first = int(blocks.size()) * c.groups, second = first + (sampled ? int(prompt_details.size()) * c.groups : 0);
-  team.loop(second + int(decoding.size()) * c.groups, [&](int i) {
+  team.loop(second + count, [&](int i) {
     const int group = i % c.groups;
     if (i < first) return prefill(layer, blocks[i / c.groups].first, blocks[i / c.groups].second, group, thread);
     if (i < second) {
       const int span = prompt_details[(i - first) / c.groups];
       return decode(layer, span, group, true, threads[thread].line, thread);
     }
-    const int span = decoding[(i - second) / c.groups], token = b.offset[span];
-    rotate_and_store(projected(token), heads, rotary(layer), pages(layer), b.start[span], b.slots[token], group);
-    decode(layer, span, group, sampled, attended + size_t(token) * attended_cols, thread);
+    if (!shares.empty()) return decode_part(layer, (i - second) / c.groups, group, sampled, thread);
+    const int span = decoding[(i - second) / c.groups];
+    rotate(layer, span, group);
+    decode(layer, span, group, sampled, attended + size_t(b.offset[span]) * attended_cols, thread);
   });
+  if (!shares.empty()) team.loop(decodes, [&](int i) { merge_parts(decoding[i / c.groups], i % c.groups, sampled); });
+}
+
+void Step::rotate(int layer, int span, int group) {
+  const int token = b.offset[span];
+  rotate_and_store(projected(token), heads, rotary(layer), pages(layer), b.start[span], b.slots[token], group);
+}
+
+// Where the heads' weights of a detail row go; null for other rows and layers.
+float* Step::weights_of(int span, bool sampled) const {
+  const int detail = detail_of[span];
+  return detail < 0 || !sampled ? nullptr : weights + size_t(detail) * c.heads * weights_stride;
+}
+
+void Step::decode_part(int layer, int number, int group, bool sampled, int thread) {
+  const auto [span, part] = shares[number];
+  float* found = parts[span] + size_t(group) * decode_parts(last_position(span)) * decode_part_floats(heads);
+  decode_attention_part(projected(last_token(span)), heads, pages(layer), table(span), last_position(span), group, part, found,
+                        weights_of(span, sampled), weights_stride, threads[thread].attention);
+}
+
+void Step::merge_parts(int span, int group, bool sampled) {
+  const float* found = parts[span] + size_t(group) * decode_parts(last_position(span)) * decode_part_floats(heads);
+  decode_attention_merge(heads, last_position(span), group, found, attended + size_t(last_token(span)) * attended_cols,
+                         weights_of(span, sampled), weights_stride);
 }
 
 void Step::decode(int layer, int span, int group, bool sampled, float* to, int thread) {
-  const int detail = detail_of[span];
-  float* into = detail < 0 || !sampled ? nullptr : weights + size_t(detail) * c.heads * weights_stride;
-  decode_attention(projected(last_token(span)), heads, pages(layer), table(span), last_position(span), group, to, into,
-                   weights_stride, threads[thread].attention);
+  decode_attention(projected(last_token(span)), heads, pages(layer), table(span), last_position(span), group, to,
+                   weights_of(span, sampled), weights_stride, threads[thread].attention);
 }
 
 void Step::prefill(int layer, int number, int block, int group, int thread) {
