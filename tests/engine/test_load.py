@@ -37,7 +37,11 @@ def test_step_costs_are_learnt_from_steps(fixed, each, prompt_s, seed):
         assert cost.decode_s(decodes) == pytest.approx(fixed + each * decodes, rel=0.02)
     assert cost.prompt_s == pytest.approx(prompt_s, rel=0.02, abs=1e-6)
     fits = cost.prompt_within(0.2, 8)
-    assert fits == StepCost.LEAST or fixed + 8 * each + prompt_s * fits <= 0.2
+    decoding = fixed + 8 * each
+    longest = max(
+        0.2, 1.36 * decoding
+    )  # a quarter of the step is the prompt's; what is learnt is 2 % off at most
+    assert fits == StepCost.LEAST or decoding + prompt_s * fits <= longest
 
 
 def test_step_costs_follow_a_change_and_forgive_an_outlier():
