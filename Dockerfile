@@ -13,7 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 RUN mkdir engine telemetry alerting chaos dashboards quaver \
     && touch engine/__init__.py telemetry/__init__.py alerting/__init__.py chaos/__init__.py dashboards/__init__.py quaver/__init__.py \
     && /opt/quaver/bin/pip install -c requirements.lock . \
-    && /opt/quaver/bin/pip uninstall -y quaver
+    && /opt/quaver/bin/pip uninstall -y quaver && rm -rf build *.egg-info
 COPY engine engine
 COPY telemetry telemetry
 COPY alerting alerting
