@@ -178,6 +178,7 @@ def main() -> None:
     compiler = _compiler()
     for isa in _known():
         target = _shipped(isa)
+        target.parent.mkdir(exist_ok=True)  # readable by all, unlike a user's cache
         if not target.exists():
             _compile(compiler, _flags(isa), target)
         print(target)
