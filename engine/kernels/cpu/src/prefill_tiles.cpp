@@ -1,10 +1,11 @@
 // Causal attention of a chunk of a prompt on matrix tiles: q and the weights are rounded to bf16, sums are fp32.
 #include "matrix.h"
 #include "prefill.h"
+#include "tiles.h"
 
 namespace quaver::attention {
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#if defined(QUAVER_TILES)
 
 namespace {
 
@@ -35,15 +36,10 @@ inline void put_bf16(uint16_t* to, f32x16 v) {
 
 // Makes all eight tiles whole; released at the end.
 struct Tiles {
-  struct alignas(64) Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-
   Tiles() {
-    asm volatile("" ::"m"(config));
-    _tile_loadconfig(&config);
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16, ROW_BYTES);
+    shapes.load();
   }
   ~Tiles() { _tile_release(); }
 };

@@ -24,7 +24,7 @@ void configure(int first, int second) {
   TileShapes shapes;
   const int rows[8] = {first, first, second, second, first, second, TILE, TILE};
   for (int tile = 0; tile < 8; ++tile) shapes.set(tile, rows[tile], 64);
-  _tile_loadconfig(&shapes);
+  shapes.load();
 }
 
 // Columns 4q + i and 4q + i + 1 of 16 rows, from the bytes i and i + 1 of their quads, as pairs of bf16.

@@ -20,7 +20,7 @@ class Tiles {
       shapes.set(tile + 1, TILED_ROWS, BLOCK);
       shapes.set(tile + 2, QUADS, 4 * PANEL);
     }
-    _tile_loadconfig(&shapes);
+    shapes.load();
   }
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;

@@ -19,6 +19,12 @@ struct alignas(64) TileShapes {
     rows[tile] = uint8_t(count);
     row_bytes[tile] = uint16_t(count ? bytes : 0);
   }
+
+  // GCC 12's header says that eight bytes are read: without the barrier the stores of the others may be dropped.
+  void load() const {
+    asm volatile("" ::"m"(*this));
+    _tile_loadconfig(this);
+  }
 };
 
 }  // namespace quaver
