@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,30 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine import kernels
 from engine.core import Engine, RequestError
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, RequestMeta, SamplingParams, StepOutput, Submit
-from engine.models.config import ModelConfig, weight_shapes
+from engine.models.config import weight_shapes
 from engine.models.llama import Llama
 from engine.models.weights import stored
 from engine.settings import EngineSettings
+from tests.engine.tiny import TINY
 
-CONFIG = ModelConfig(
-    name="random",
-    architecture="llama",
-    vocab=61,
-    hidden=32,
-    layers=5,
-    heads=6,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
-    max_context=256,
-    tied_embeddings=False,
-    quantization="none",
-    bos_id=None,
-    eos_ids=(0,),
-    add_bos=False,
-)
+CONFIG = replace(TINY, layers=5, max_context=256)
 
 
 def random_model() -> Llama:

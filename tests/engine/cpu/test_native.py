@@ -25,26 +25,18 @@ from engine.models.native import NativeLlama
 from engine.models.step import Batch, Detail, Model, Output
 from engine.models.weights import StoredWeight, stored
 from engine.settings import EngineSettings
+from tests.engine.tiny import TINY
 
 PAGE = 8
-CONFIG = ModelConfig(
-    name="random",
-    architecture="llama",
+CONFIG = replace(
+    TINY,
     vocab=263,
     hidden=64,
     layers=3,
-    heads=6,
-    kv_heads=2,
     head_dim=32,
     intermediate=96,
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
     max_context=512,
     tied_embeddings=True,
-    quantization="none",
-    bos_id=None,
-    eos_ids=(0,),
-    add_bos=False,
 )
 FAMILIES = {
     "llama": CONFIG,

@@ -22,26 +22,9 @@ from engine.models.llama import Llama
 from engine.models.step import Batch, Detail, Output
 from engine.models.weights import stored
 from engine.settings import EngineSettings
+from tests.engine.tiny import TINY
 
-CONFIG = ModelConfig(
-    name="random",
-    architecture="llama",
-    vocab=61,
-    hidden=32,
-    layers=4,
-    heads=6,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
-    max_context=64,
-    tied_embeddings=False,
-    quantization="none",
-    bos_id=None,
-    eos_ids=(0,),
-    add_bos=False,
-)
+CONFIG = replace(TINY, layers=4)
 PAGE = 4
 PAGES = 9  # of each sequence
 WATCHED = (1, 3)

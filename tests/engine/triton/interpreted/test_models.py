@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -11,31 +12,14 @@ import torch
 
 from engine.kernels import fused, reference, triton
 from engine.kv.pages import PagePool
-from engine.models.config import ModelConfig, weight_shapes
+from engine.models.config import weight_shapes
 from engine.models.fused import Chunk, Fused, Watch, Work
 from engine.models.llama import Llama
 from engine.models.step import Batch, Detail
 from engine.models.weights import stored
+from tests.engine.tiny import TINY
 
-CONFIG = ModelConfig(
-    name="random",
-    architecture="llama",
-    vocab=61,
-    hidden=32,
-    layers=2,
-    heads=6,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=48,
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
-    max_context=64,
-    tied_embeddings=True,
-    quantization="none",
-    bos_id=None,
-    eos_ids=(0,),
-    add_bos=False,
-)
+CONFIG = replace(TINY, tied_embeddings=True)
 PAGE = 4
 
 
