@@ -37,7 +37,7 @@ class Collector:
             self._open.popitem(last=False)
 
     def on_tokens(self, batch: TokenBatch) -> None:
-        """Take one step's tokens in."""
+        """Take tokens in."""
         for request_id, choice, row in zip(
             batch.request_ids, batch.choices, batch.signals.tolist(), strict=True
         ):

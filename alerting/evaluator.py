@@ -103,7 +103,7 @@ class Evaluator:
             self._open.popitem(last=False)
 
     def on_tokens(self, batch: TokenBatch) -> None:
-        """Take one step's tokens in; an L1 is raised as soon as it is certain."""
+        """Take tokens in; an L1 is raised as soon as it is certain."""
         for request_id, choice, row in zip(
             batch.request_ids, batch.choices, batch.signals.tolist(), strict=True
         ):

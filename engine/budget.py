@@ -98,12 +98,12 @@ class Budget:
         return Grant(sorted({*range(offset, self.layers, stride), self.layers - 1}), stride, samples)
 
     def settle(self, grant: Grant, duration_s: float, detail_s: float) -> None:
-        """Take in what the step took, and what its layer detail took of it."""
+        """Take in what the step took, and what its layer detail took of it, the grant included."""
         self._step = _follow(self._step, duration_s)
-        paid = 0.0
+        paid = detail_s
         if grant.samples:
             own = sum(sample.reason != "full" for sample in grant.samples.values())
-            paid = detail_s * own / len(grant.samples)
+            paid *= own / len(grant.samples)
             self._cost = _follow(self._cost, detail_s / (len(grant.samples) * len(grant.layers)))
         credit = self._credit + self.share * duration_s - paid
         self._credit = min(max(credit, -self.share * _FORGIVEN_S), self._room())

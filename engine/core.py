@@ -125,7 +125,9 @@ class Engine:
         """Compute one step and report what it emitted and what ended, aborts included."""
         began = time.monotonic()
         chunks = self.roster.plan(began)
+        asked = time.perf_counter()
         grant = self._grant(chunks)
+        granted_s = time.perf_counter() - asked
         groups = [[chunk] for chunk in chunks] if self.settings.deterministic else [chunks]
         computed = [self._compute(group, grant) for group in groups if group]
         calls = [call for call in computed if call is not None]
@@ -138,7 +140,8 @@ class Engine:
                 self._end_if_over(sequence)
         self._steps += 1
         duration = time.monotonic() - began
-        self.budget.settle(grant, duration, found.get("detail_s", 0.0))
+        found["detail_s"] = granted_s + found.get("detail_s", 0.0)
+        self.budget.settle(grant, duration, found["detail_s"])
         self.roster.learn(chunks, duration)
         return StepOutput(
             step=self._steps,

@@ -22,10 +22,10 @@ LOW_CONFIDENCE = 0.65
 FIRST_TOKENS = 4
 
 _WIDTH = len(TOKEN_SIGNALS)
-_CONFIDENCE = TOKEN_SIGNALS.index("confidence")
-_ENTROPY = TOKEN_SIGNALS.index("entropy")
-_SURPRISAL = TOKEN_SIGNALS.index("surprisal")
-_SURPRISAL_POST = TOKEN_SIGNALS.index("surprisal_post")
+_SURPRISAL, _CONFIDENCE, _MARGIN, _RANK, _ENTROPY, _SURPRISAL_POST, _ENTROPY_POST = map(
+    TOKEN_SIGNALS.index,
+    ("surprisal", "confidence", "margin", "rank", "entropy", "surprisal_post", "entropy_post"),
+)
 
 
 def token_signals(output: Output, tokens: Ints) -> Floats:
@@ -33,18 +33,23 @@ def token_signals(output: Output, tokens: Ints) -> Floats:
 
     A token that is not its row's most likely one must be among the row's `ids` or have kept logits.
     """
-    chosen = output.values[:, 0].copy()
-    rank = np.ones(len(tokens), np.float32)
-    logits = dict(zip(output.kept, output.logits, strict=True))
+    found = np.empty((len(tokens), _WIDTH), np.float32)
+    chosen, rank = output.values[:, 0].copy(), found[:, _RANK]
+    rank[:] = 1
     for i in np.flatnonzero(tokens != output.ids[:, 0]).tolist():
         place = np.flatnonzero(output.ids[i] == tokens[i])
-        chosen[i] = output.values[i, place[0]] if len(place) else float(logits[i][tokens[i]])
-        rank[i] = place[0] if len(place) else int((logits[i] > chosen[i]).sum())
-        rank[i] += 1
-    surprisal = output.lse - chosen
+        if len(place):
+            chosen[i], rank[i] = output.values[i, place[0]], place[0] + 1
+        else:
+            logits = output.logits[output.kept.index(i)]
+            chosen[i] = float(logits[tokens[i]])
+            rank[i] = int((logits > chosen[i]).sum()) + 1
     first, second = np.exp(output.values[:, :2] - output.lse[:, None]).T
-    columns = (surprisal, np.exp(-surprisal), first - second, rank, output.entropy, surprisal, output.entropy)
-    return np.stack(columns, axis=1)
+    found[:, _SURPRISAL] = found[:, _SURPRISAL_POST] = surprisal = output.lse - chosen
+    found[:, _CONFIDENCE] = np.exp(-surprisal)
+    found[:, _MARGIN] = first - second
+    found[:, _ENTROPY] = found[:, _ENTROPY_POST] = output.entropy
+    return found
 
 
 class Risk:

@@ -85,14 +85,14 @@ def keep(step: Step, rows: Sequence[int]) -> Step:
     )
 
 
-def token_batch(step: Step) -> TokenBatch:
-    """Return what a sink may know of the tokens: signals, never ids."""
+def token_batch(steps: Sequence[Step]) -> TokenBatch:
+    """Return what a sink may know of the tokens of some steps: signals, never ids."""
     return TokenBatch(
-        time=step.time,
-        request_ids=step.request_ids,
-        choices=step.choices,
-        steps=step.steps,
-        signals=step.signals,
+        time=steps[-1].time,
+        request_ids=[key for step in steps for key in step.request_ids],
+        choices=[choice for step in steps for choice in step.choices],
+        steps=[index for step in steps for index in step.steps],
+        signals=np.concatenate([step.signals for step in steps]),
     )
 
 

@@ -18,8 +18,11 @@ class Encoder:
     What it holds is bounded by the engine: running choices times the longest context.
     """
 
-    def __init__(self, text: Callable[[int], str | None] | None = None) -> None:
-        self.text = text
+    def __init__(
+        self, text: Callable[[int], str | None] | None = None, refresh: Callable[[], None] = lambda: None
+    ) -> None:
+        """`refresh` is called before anything is read, so that steps still on their way are pushed."""
+        self.text, self._refresh = text, refresh
         self._rows: dict[str, dict[int, list[tuple[Step, int, int]]]] = {}
         self._retired: OrderedDict[str, None] = OrderedDict()
 
@@ -47,6 +50,7 @@ class Encoder:
 
     def records(self, request_id: str, choice: int, start: int = 0) -> list[dict[str, Any]]:
         """Return one dict per emitted token, in order, from the `start`-th on; empty when unknown."""
+        self._refresh()
         rows = self._rows.get(request_id, {}).get(choice, [])
         return [self._record(*row) for row in rows[start:]]
 

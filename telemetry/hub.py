@@ -2,6 +2,9 @@
 
 Every method runs on the front's event loop and returns at once: files and exports have threads of
 their own. Sinks see signals and business events, never faults or annotations.
+
+Engine steps are only kept as they come, and taken in together: when their window of 100 ms is over, or
+before anybody looks at what they change.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from telemetry.joint import Joint
 from telemetry.labels import Labels
 from telemetry.live import Live
 from telemetry.metrics import Metrics
-from telemetry.open_requests import OpenRequest, OpenRequests
+from telemetry.open_requests import OpenChoice, OpenRequest, OpenRequests
 from telemetry.propagation import headers_for, parent_of
 from telemetry.records import Records
 from telemetry.settings import TelemetrySettings
@@ -72,7 +75,7 @@ class Telemetry:
         self.registry = self.metrics.registry
         self.live = Live()
         self.business = Business(settings.feedback_kept)
-        self.records = Encoder(self._text)
+        self.records = Encoder(self._text, self.catch_up)
         self.writer = Records(settings, self.metrics.drop, self._text)
         resource = Resource.create({"service.name": "quaver"})
         configured = settings.otlp_endpoint is not None
@@ -87,6 +90,7 @@ class Telemetry:
                 self.registry, metric_exporter, resource, settings.otlp_interval_s, self.metrics.drop
             )
         self._sinks = Sinks(lambda sink: self.metrics.sink_errors.labels(sink).inc())
+        self._waiting: list[StepOutput] = []  # of one joint window
         self._model, self._quantization = "unknown", "unknown"
         self._ticker: asyncio.Task[None] | None = None
         self._levels: Callable[[], Levels] | None = None
@@ -116,6 +120,7 @@ class Telemetry:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
+        self.catch_up()
         for request in self._open:
             self.on_ended(rows.stopped(request, self.clock()))
         self.writer.close()
@@ -156,33 +161,40 @@ class Telemetry:
         self._sinks.tell("on_started", rows.started(event, request.route))
 
     def on_step(self, output: StepOutput) -> None:
-        """Take in the tokens of one engine step. `benchmarks/telemetry.py` says what it costs."""
-        self.metrics.observe_engine(output)
-        for request_id, faults in output.touched.items():
-            request = self._open.find(request_id)
-            if request is not None:
-                request.touch(faults)
-        step = columns.decode(output, self.settings.capture_content)
-        if step.request_ids:
-            self.writer.put_step(step)
-            self._take(step)
-        for finish in output.finished:
+        """Keep an engine step. `benchmarks/telemetry.py` says what its part of `catch_up` costs."""
+        if self.joint.over(output.time):
+            self.tick(output.time)
+        self._waiting.append(output)
+
+    def catch_up(self) -> None:
+        """Take in the steps that wait."""
+        outputs, self._waiting = self._waiting, []
+        if not outputs:
+            return
+        self.metrics.observe_engine(outputs)
+        self.live.step(outputs[-1].time, outputs[-1].stats)
+        for output in outputs:
+            for request_id, faults in output.touched.items():
+                request = self._open.find(request_id)
+                if request is not None:
+                    request.touch(faults)
+        self._take([columns.decode(output, self.settings.capture_content) for output in outputs])
+        for finish in (finish for output in outputs for finish in output.finished):
             choice = self._open.choice(finish.request_id, finish.choice)
             if choice is not None:
                 choice.finish = finish
-        self.live.step(output.time, output.stats)
-        if self.joint.advance(output.time):
-            self._show_joint(output.time)
 
     def on_text(self, event: ChoiceText) -> None:
         """Look for the end of the first sentence."""
         choice = self._open.choice(event.meta.request_id, event.choice)
         tokens = choice and choice.sentence.push(event.text, event.tokens)
         if tokens is not None:
+            self.catch_up()
             self._sinks.tell("on_sentence", event.meta.request_id, event.choice, tokens)
 
     def on_ended(self, event: RequestEnded) -> None:
         """Close the books on a request; a second call for the same request does nothing."""
+        self.catch_up()
         request_id = event.meta.request_id
         request = self._open.find(request_id)
         if request is None:
@@ -281,6 +293,7 @@ class Telemetry:
 
     def downstream_headers(self, request_id: str) -> dict[str, str]:
         """Headers for a call made on behalf of an open request: trace context and step id."""
+        self.catch_up()
         request = self._open.find(request_id)
         if request is None:
             return {}
@@ -288,27 +301,36 @@ class Telemetry:
 
     # --- inside ---
 
-    def _take(self, step: columns.Step) -> None:
+    def _take(self, steps: list[columns.Step]) -> None:
         """Account for the rows whose request is open; rows of ended requests are only recorded."""
-        step, choices = self._open.emitted(step)
-        if not choices:
+        taken: list[columns.Step] = []
+        choices: list[OpenChoice] = []
+        for step in steps:
+            if step.request_ids:
+                self.writer.put_step(step)
+                emitted, emitting = self._open.emitted(step)
+                if emitting:
+                    self.records.push(emitted)
+                    taken.append(emitted)
+                    choices += emitting
+        if not taken:
             return
-        running = self._open.running
+        batch, running = columns.token_batch(taken), self._open.running
         at = np.fromiter((choice.row for choice in choices), np.intp, len(choices))
-        signals = step.signals.astype(np.float64)
+        signals = batch.signals.astype(np.float64)
         route = running.route[at]
         running.add(at, signals[:, _ENTROPY])
-        self.metrics.observe_tokens(route, signals, running.trace[at], step.time)
+        self.metrics.observe_tokens(route, signals, running.trace[at], batch.time)
         self.joint.add_tokens(route, signals[:, _CONFIDENCE])
-        self.live.tokens(step.time, signals[:, _CONFIDENCE])
-        self.records.push(step)
-        if self._sinks:
-            self._sinks.tell("on_tokens", columns.token_batch(step))
+        self.live.tokens(batch.time, signals[:, _CONFIDENCE])
+        self._sinks.tell("on_tokens", batch)
+        for step in taken:
             if step.detail_rows:
                 self._sinks.tell("on_layers", columns.layer_batch(step))
 
     def tick(self, now: float | None = None) -> None:
         """Close the joint windows that are over."""
+        self.catch_up()
         now = self.clock() if now is None else now
         self.joint.advance(now)
         self._show_joint(now)

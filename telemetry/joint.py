@@ -108,6 +108,10 @@ class Joint:
         """Count a response that ended."""
         self._endings.append((time, route, interrupted))
 
+    def over(self, now: float) -> bool:
+        """Whether `advance` would close a window."""
+        return _window("mean_confidence", now) > self._window["mean_confidence"]
+
     def advance(self, now: float) -> bool:
         """Close every window that is over at `now` (unix seconds); say whether there was one.
 
@@ -142,8 +146,8 @@ class Joint:
         return Reading(value, time, age, age > self.blind_after_s + PERIODS[name])
 
     def _over(self, name: Name, now: float) -> bool:
-        """Whether a boundary was crossed since the last window closed (to 0.1 ms of a period)."""
-        window = math.floor(now / PERIODS[name] + 1e-4)
+        """Whether a boundary was crossed since the last window closed."""
+        window = _window(name, now)
         crossed = window > self._window[name]
         self._window[name] = max(window, self._window[name])
         return crossed
@@ -154,3 +158,8 @@ class Joint:
         fresh = counts > 0
         self.values[name][fresh] = sums[fresh] / counts[fresh]
         self.times[name][fresh] = now
+
+
+def _window(name: Name, now: float) -> int:
+    """Number of the window that `now` lies in, to 0.1 ms of a period."""
+    return math.floor(now / PERIODS[name] + 1e-4)

@@ -5,7 +5,8 @@ Metric objects are declared in `telemetry.names`; other packages add theirs to `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Sequence
 from typing import get_args
 
 import numpy as np
@@ -120,21 +121,22 @@ class Metrics:
     def observe_tokens(
         self, route: NDArray[np.intp], signals: NDArray[np.float64], traces: NDArray[np.object_], time: float
     ) -> None:
-        """Count the tokens of one step: route index [rows], signals [rows, signals], trace ids [rows]."""
+        """Count tokens until `time`: route index [rows], signals [rows, signals], trace ids [rows]."""
         for column, histogram in self.token_histograms.items():
             histogram.observe(route, signals[:, column], traces, time)
         for row, count in enumerate(np.bincount(route).tolist()):
             if count:
                 self._completion_counter(row).inc(count)
 
-    def observe_engine(self, output: StepOutput) -> None:
-        """Set the levels an engine step left behind, and count what it sampled."""
-        stats = output.stats
-        self.step_duration.observe(output.duration_s)
-        if output.detail_rows:
-            self.detail_seconds.inc(output.detail_s)
-            for reason in output.detail_reasons:
-                self._detail_counters[reason].inc()
+    def observe_engine(self, outputs: Sequence[StepOutput]) -> None:
+        """Count what engine steps took and sampled, and set the levels that the last one left behind."""
+        for output in outputs:
+            self.step_duration.observe(output.duration_s)
+        self.detail_seconds.inc(sum(output.detail_s for output in outputs))
+        reasons = Counts(reason for output in outputs for reason in output.detail_reasons)
+        for reason, count in reasons.items():
+            self._detail_counters[reason].inc(count)
+        stats = outputs[-1].stats
         self.running.set(stats.running)
         self.queue_depth.set(stats.waiting)
         self._pages_used.set(stats.pages_used)

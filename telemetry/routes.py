@@ -36,6 +36,7 @@ def routes(telemetry: Telemetry) -> list[Route]:
     folder = telemetry.settings.records_dir
 
     async def metrics(request: Request) -> Response:
+        telemetry.tick()
         body, content_type = telemetry.metrics.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 

@@ -33,7 +33,8 @@ class ResponseStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of one engine step. `signals` is float32 [rows, len(TOKEN_SIGNALS)]."""
+    """Tokens of one or more engine steps, in order, the last of them at `time`. `signals` is float32
+    [rows, len(TOKEN_SIGNALS)]."""
 
     time: float
     request_ids: list[str]

@@ -19,9 +19,6 @@ class Sinks:
         self._sinks: list[SignalSink] = []
         self._complained: set[tuple[str, str]] = set()
 
-    def __bool__(self) -> bool:
-        return bool(self._sinks)
-
     def add(self, sink: SignalSink) -> None:
         """Call this sink from now on."""
         self._sinks.append(sink)

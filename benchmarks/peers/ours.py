@@ -180,7 +180,7 @@ class Run:
             del self._emitted[finish.request_id]
         if self._observers is not None:
             self._observers.heard(output)
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the front's event loop turns after each step, whoever listens
         return output
 
     async def _clear(self) -> None:

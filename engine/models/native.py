@@ -70,6 +70,7 @@ class NativeLlama:
         self.ops = NativeOps(kernels, self)
         self._kernels = kernels
         self._head_seconds: dict[int, float] = {}
+        self._no_logits = torch.empty((0, config.vocab))
         cos, sin = rotary.tables(config, positions)
         sizes = library.Config(
             vocab=config.vocab,
@@ -101,7 +102,7 @@ class NativeLlama:
         """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
         rows = len(batch.rows)
         statistics = np.empty(rows, library.ROW)
-        logits = torch.empty((len(keep), self.config.vocab))
+        logits = torch.empty((len(keep), self.config.vocab)) if keep else self._no_logits
         kept = np.zeros(rows, np.uint64)
         kept[keep] = logits.data_ptr() + np.arange(len(keep), dtype=np.uint64) * (4 * self.config.vocab)
         layers, spans, prompts = _detail(batch)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -123,11 +122,13 @@ def test_a_request_ends_once_and_its_late_tokens_are_only_recorded(
     telemetry.on_started(events.started(here))
     signals = np.arange(14.0).reshape(2, 7)
     telemetry.on_step(events.step([("gone", 0), ("here", 0)], 2, signals, detail=[0, 1]))
+    telemetry.catch_up()
     batch, layers = sink.of("tokens")[-1], sink.of("layers")[-1]
     assert (batch.request_ids, layers.request_ids) == (["here"], ["here"])
     np.testing.assert_array_equal(batch.signals, signals[1:])
     assert layers.heads[0, 0, 0, 0] == 30  # the second row's detail
     telemetry.on_step(events.step([("gone", 0)], 3))
+    telemetry.catch_up()
     assert len(sink.of("ended")) == 1
     telemetry.writer.flush()
     counted = query.select(
@@ -254,16 +255,20 @@ async def test_the_ticker_turns_windows_without_traffic(
     telemetry.close()
 
 
-def test_steps_are_cheap(telemetry: Telemetry, events: Events) -> None:
-    """Sixteen rows a step: the median must stay far below a model step (a loose bound)."""
-    telemetry.add_sink(Recorder())
-    keys = [(f"r{number}", 0) for number in range(16)]
-    for request_id, _ in keys:
+def test_steps_of_a_window_are_taken_in_together(telemetry: Telemetry, events: Events) -> None:
+    sink = Recorder()
+    telemetry.add_sink(sink)
+    for request_id in ("r1", "r2"):
         telemetry.on_started(events.started(events.meta(request_id)))
-    steps = [events.step(keys, index, detail=[index % 16], layers=9, heads=9) for index in range(300)]
-    spent = []
-    for step in steps:
-        began = time.perf_counter()
-        telemetry.on_step(step)
-        spent.append(time.perf_counter() - began)
-    assert float(np.median(spent)) < 0.002
+    telemetry.on_step(events.step([("r1", 0)], 0))
+    events.clock.now += 0.05
+    telemetry.on_step(events.step([("r1", 0), ("r2", 0)], 1))
+    assert sink.of("tokens") == []
+    events.clock.now += 0.06
+    telemetry.on_step(events.step([("r2", 0)], 1))
+    (batch,) = sink.of("tokens")
+    assert (batch.request_ids, batch.steps) == (["r1", "r1", "r2"], [0, 1, 1])
+    assert telemetry.joint.read("mean_confidence", events.clock.now).fresh == pytest.approx(0.6)
+    telemetry.on_ended(events.ended(events.meta("r2")))
+    assert [name for name, _ in sink.calls[-3:]] == ["tokens", "ended", "business"]
+    assert len(telemetry.records.records("r2", 0)) == 2
