@@ -22,6 +22,7 @@ class Plan:
     answers: dict[int, int]  # batch → tokens of an answer, where the signals' cost is measured
     pairs: int  # of such answers, at the least
     pair_seconds: float  # and pairs go on for so long
+    block: int = 8  # engine steps until the other of a pair has its turn
 
 
 WHOLE = Plan(5, (512, 2048), {1: 64, 8: 32, 16: 24, 32: 16}, {1: 96, 16: 40}, pairs=8, pair_seconds=45)
@@ -70,23 +71,23 @@ def context_of(batch: int, plan: Plan) -> int:
 def signals_cost(
     peers: Peers, pair: tuple[Variant, Variant], text: Text, plan: Plan, batch: int
 ) -> list[float]:
-    """Share of throughput that the second of `pair` loses against the first, a figure a pair of runs:
-    whole answers, their ends included.
+    """Share of throughput that the second of `pair` loses against the first, a figure a pair of answers.
 
     Short prompts make for short steps, in which whatever signals cost weighs most.
     """
-    steps = plan.answers[batch]
-    speeds: dict[Variant, list[float]] = {variant: [] for variant in pair}
+    losses: list[float] = []
     began, number = time.monotonic(), -1
     while number < plan.pairs or time.monotonic() - began < plan.pair_seconds:
         prompts = [text.prompt(32, number * batch + i) for i in range(batch)]
-        for variant in pair if number % 2 else reversed(pair):
-            peer = peers.of(variant)
-            peer.ask("prepare", prompts=prompts, steps=steps, **variant.how)
-            speed = peer.ask("finish", **variant.how)
-            if number >= 0:
-                speeds[variant].append(speed)
+        without, with_ = peers.of(pair[0]).ask(
+            "compare",
+            prompts=prompts,
+            steps=plan.answers[batch],
+            block=plan.block,
+            pair=[variant.signals for variant in pair],
+        )
+        if number >= 0:
+            losses.append(1 - without / with_)
         number += 1
     console.print(f"[dim]what signals cost, batch {batch}: {number} pairs")
-    without, with_ = (speeds[variant] for variant in pair)
-    return [1 - slower / faster for slower, faster in zip(with_, without, strict=True)]
+    return losses

@@ -13,6 +13,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Coroutine
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -60,7 +61,6 @@ class Ours:
     def __init__(self, bits: int, threads: int) -> None:
         torch.set_num_threads(threads)
         self._bits, self._threads = bits, threads
-        self._loop = asyncio.new_event_loop()
         self._state = tempfile.TemporaryDirectory(prefix="quaver-bench-")
         self._runs: dict[tuple[Signals, bool], Run] = {}
         self._first = load_engine(settings_of(bits, "off", threads))
@@ -82,19 +82,48 @@ class Ours:
 
     def prefill(self, prompt: Prompt, signals: Signals) -> float:
         """Seconds from a prompt to its first token, observers included."""
-        return self._do(self._run(signals).prefill(prompt))
+        run = self._run(signals)
+        return self._do(run, run.prefill(prompt))
 
     def prepare(self, prompts: list[Prompt], steps: int, signals: Signals, observed: bool = True) -> None:
         """Prefill `prompts`; what ran before in this engine ends."""
-        self._do(self._run(signals, observed).prepare(prompts, steps))
+        run = self._run(signals, observed)
+        self._do(run, run.prepare(prompts, steps))
 
     def decode(self, steps: int, signals: Signals, observed: bool = True) -> float:
         """Seconds that `steps` further tokens of every sequence took."""
-        return self._do(self._run(signals, observed).decode(steps))
+        run = self._run(signals, observed)
+        return self._do(run, run.decode(steps))
 
-    def finish(self, signals: Signals) -> float:
-        """Tokens per second until every sequence had its last token and its books were closed."""
-        return self._do(self._run(signals).finish())
+    def compare(self, prompts: list[Prompt], steps: int, block: int, pair: list[Signals]) -> list[float]:
+        """Seconds that whole answers of `steps` tokens took with each of two ways of having signals.
+
+        The two take turns of `block` engine steps, so that whatever else is at work on this machine meets
+        both alike. What one's threads do in the other's turn is put where it belongs.
+        """
+        runs = [self._run(signals) for signals in pair]
+        for run in runs:
+            self._do(run, run.clear())
+        seconds = [0.0, 0.0]
+
+        def turn(mine: int, work: Coroutine[Any, Any, None]) -> None:
+            other, began = runs[1 - mine], time.perf_counter()
+            before = other.background_s()
+            self._do(runs[mine], work)
+            strange = other.background_s() - before
+            seconds[mine] += time.perf_counter() - began - strange
+            seconds[1 - mine] += strange
+
+        for i in (0, 1):
+            turn(i, runs[i].submit(prompts, steps))
+        for first in cycle((0, 1)):
+            if not any(run.at_work for run in runs):
+                break
+            for i in (first, 1 - first):
+                turn(i, runs[i].steps(block))
+        for i in (0, 1):
+            turn(i, runs[i].settle())
+        return seconds
 
     def score(self, windows: list[Prompt], path: Literal["prefill", "decode"]) -> dict[str, Any]:
         """Probabilities and likeliest tokens of whole windows, by prompts or token by token."""
@@ -109,28 +138,40 @@ class Ours:
             settings = settings_of(self._bits, signals, self._threads)
             engine = Engine(self._first.model, settings)
             observers = Observers(Path(self._state.name) / signals, engine.ready()) if key[1] else None
-            if observers is not None:
-                self._do(observers.start())
-            self._runs[key] = Run(engine, signals, observers)
+            self._runs[key] = run = Run(engine, signals, observers)
+            self._do(run, run.start())
         return self._runs[key]
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _do(self, run: Run, work: Coroutine[Any, Any, T]) -> T:
         with torch.inference_mode():
-            return self._loop.run_until_complete(work)
+            return run.loop.run_until_complete(work)
 
 
 class Run:
     """An engine, what it is at, and who hears of it."""
 
     def __init__(self, engine: Engine, signals: Signals, observers: Observers | None) -> None:
+        self.loop = asyncio.new_event_loop()  # its own, as a front has
         self._engine = engine
         self._full = signals == "full"
         self._observers = observers
         self._requests = 0
         self._emitted: dict[str, int] = {}  # tokens of each request that is not over
 
+    @property
+    def at_work(self) -> bool:
+        return self._engine.has_work
+
+    def background_s(self) -> float:
+        """Processor seconds of the observers' own threads so far."""
+        return 0.0 if self._observers is None else self._observers.background_s()
+
+    async def start(self) -> None:
+        if self._observers is not None:
+            await self._observers.start()
+
     async def prefill(self, prompt: Prompt) -> float:
-        await self._clear()
+        await self.clear()
         began = time.perf_counter()
         self._submit(prompt, 2)  # two tokens, so that the end of the request is not in the measured time
         while not (await self._step()).request_ids:
@@ -138,7 +179,7 @@ class Run:
         return time.perf_counter() - began
 
     async def prepare(self, prompts: list[Prompt], steps: int) -> None:
-        await self._clear()
+        await self.clear()
         spare = _SPARE * len(prompts)  # those that are prefilled first decode while the others are
         for prompt in prompts:
             self._submit(prompt, steps + 1 + spare)
@@ -153,12 +194,18 @@ class Run:
             assert len(output.request_ids) == count, "a sequence is over before the measurement"
         return time.perf_counter() - began
 
-    async def finish(self) -> float:
-        tokens = 0
-        began = time.perf_counter()
-        while self._engine.has_work:
-            tokens += len((await self._step()).request_ids)
-        return tokens / (time.perf_counter() - began)
+    async def submit(self, prompts: list[Prompt], steps: int) -> None:
+        for prompt in prompts:
+            self._submit(prompt, steps)
+
+    async def steps(self, count: int) -> None:
+        for _ in range(count):
+            if self._engine.has_work:
+                await self._step()
+
+    async def settle(self) -> None:
+        if self._observers is not None:
+            self._observers.settle()
 
     def _submit(self, prompt: Prompt, tokens: int) -> None:
         self._requests += 1
@@ -183,7 +230,8 @@ class Run:
         await asyncio.sleep(0)  # the front's event loop turns after each step, whoever listens
         return output
 
-    async def _clear(self) -> None:
+    async def clear(self) -> None:
         for request_id in self._emitted:
             self._engine.abort(request_id)
-        await self.finish()
+        while self._engine.has_work:
+            await self._step()
