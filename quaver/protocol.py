@@ -1,4 +1,5 @@
-"""HTTP/1.1 by uvicorn, with bounds on what a client may send before anybody knows who it is."""
+"""HTTP/1.1 by uvicorn, with bounds on what a client may send before anybody knows who it is, and on how
+long it may leave unread what it is sent."""
 
 from __future__ import annotations
 
@@ -12,15 +13,19 @@ MAX_HEAD = 64 * 1024  # bytes of request line and headers
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Closes a connection whose request head is too slow or too long. Bodies are the endpoints' matter.
+    """Closes a connection whose request head is too slow or too long, or whose reader is `write_s` late.
 
-    A head that arrives whole in one read is taken even if it is somewhat longer.
+    Bodies are the endpoints' matter. A head that arrives whole in one read is taken even if it is
+    somewhat longer.
     """
+
+    write_s = 60.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head = 0  # bytes of the head so far
         self._patience: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None  # runs while more is unread than is buffered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -28,7 +33,17 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
+        self._read_on()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._read_on()
+        self._reading = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._read_on()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -56,6 +71,11 @@ class PatientProtocol(HttpToolsProtocol):
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+    def _read_on(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _unsupported_upgrade_warning(self) -> None:
         """There are no WebSockets here: the request is answered as if nobody had asked for one."""

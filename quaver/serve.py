@@ -126,10 +126,13 @@ def _serve(supervisor: int, spawned: Spawned) -> int:
             await service.drain()  # while connections still stand, so that every stream gets its end
             await super().shutdown(sockets)
 
+    class Protocol(PatientProtocol):
+        write_s = settings.write_timeout_s
+
     server = Server(
         uvicorn.Config(
             service.app,
-            http=PatientProtocol,
+            http=Protocol,
             ws="none",
             log_level=settings.log_level,
             access_log=False,

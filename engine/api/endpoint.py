@@ -54,7 +54,7 @@ class GenerationEndpoint:
                 job = await self.prepare(state, body, meta)
                 state.admit(meta, len(job.submits))
                 with Generation(state, job) as generation:
-                    await self._serve(generation, receive, _Writer(send, generation, state))
+                    await self._serve(generation, receive, _Writer(send, generation))
         except DisconnectedError:
             return
         except ApiError as error:
@@ -108,12 +108,11 @@ async def _stream(generation: Generation, reply: Reply, writer: _Writer) -> None
 
 
 class _Writer:
-    """Writes the response; a client too slow to read, or gone, becomes DisconnectedError."""
+    """Writes the response; a client that is gone becomes DisconnectedError. The server ends slow readers."""
 
-    def __init__(self, send: Send, generation: Generation, state: ApiState) -> None:
+    def __init__(self, send: Send, generation: Generation) -> None:
         self._send_raw = send
         self._generation = generation
-        self._timeout_s = state.settings.write_timeout_s
         self._id = (b"x-request-id", generation.job.meta.request_id.encode())
         self._started = False
 
@@ -150,8 +149,7 @@ class _Writer:
 
     async def _send(self, message: Message) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send_raw(message)
-        except (TimeoutError, OSError):
+            await self._send_raw(message)
+        except OSError:
             self._generation.disconnect()
             raise DisconnectedError from None

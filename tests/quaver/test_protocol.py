@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,18 +20,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.5)
+@contextlib.asynccontextmanager
+async def served(app: Any, http: type[protocol.PatientProtocol]) -> AsyncIterator[int]:
     server = uvicorn.Server(
         uvicorn.Config(
-            echo,
-            port=0,
-            http=protocol.PatientProtocol,
-            ws="none",
-            lifespan="off",
-            log_level="error",
-            timeout_keep_alive=1,
+            app, port=0, http=http, ws="none", lifespan="off", log_level="error", timeout_keep_alive=1
         )
     )
     serving = asyncio.create_task(server.serve())
@@ -39,6 +33,13 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     await serving
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(protocol, "HEAD_S", 0.5)
+    async with served(echo, protocol.PatientProtocol) as port:
+        yield port
 
 
 async def talk(port: int, *pieces: bytes | float, end: bool = True) -> bytes:
@@ -88,3 +89,41 @@ async def test_an_endless_head_is_cut_off(port: int) -> None:
 async def test_who_asks_for_a_websocket_is_answered_without(port: int) -> None:
     upgrade = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
     assert b"200 OK" in await talk(port, upgrade)
+
+
+async def test_a_reader_who_takes_nothing_is_gone_and_a_slow_one_is_not() -> None:
+    class Impatient(protocol.PatientProtocol):
+        write_s = 0.5
+
+    told: list[str] = []
+
+    async def flood(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        watcher = asyncio.create_task(receive())
+        for _ in range(24):
+            await send({"type": "http.response.body", "body": b"x" * 1_000_000, "more_body": True})
+            if watcher.done():
+                told.append(watcher.result()["type"])
+                return
+        watcher.cancel()
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
+
+    async with served(flood, Impatient) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        got = 0
+        while data := await reader.read(1_000_000):
+            got += len(data)
+            await asyncio.sleep(0.01)
+        assert got > 24_000_000
+        writer.close()
+        assert told == []
+
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+        writer.write(GET + b"\r\n")
+        async with asyncio.timeout(10):
+            while not told:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        writer.close()
+        assert told == ["http.disconnect"]
