@@ -62,6 +62,7 @@ class Engine:
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             dtype=model.dtype,
+            device=model.device,
         )
         self.budget = Budget(settings.signal_budget, config.layers)
         self.roster = Roster(

@@ -22,10 +22,13 @@ class EngineSettings(BaseSettings):
     )
     model_cache: Path = Field(Path("~/.cache/quaver/models"), description="where pulled models live")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the reference kernels; auto: bfloat16 where the CPU multiplies it natively"
+        "auto",
+        description="of the reference and Triton kernels; auto: bfloat16 where it is multiplied natively",
     )
-    backend: Literal["auto", "cpu", "reference"] = Field(
-        "auto", description="kernels; auto: the native CPU ones where they can be compiled, else reference"
+    backend: Literal["auto", "cpu", "reference", "triton"] = Field(
+        "auto",
+        description="kernels; auto: Triton's on an NVIDIA GPU, else the native CPU ones where they can be "
+        "compiled, else reference",
     )
     cpu_isa: Literal["auto", "amx", "avx512", "avx2", "dotprod", "base"] = Field(
         "auto", description="instruction set of the native kernels; auto: the fastest that this CPU has"

@@ -1,7 +1,8 @@
 """The numerical operations of a model step, behind one set of names.
 
 A backend is a module with the functions of `engine.kernels.reference`, which is the
-specification: plain PyTorch, any device, no compilation.
+specification: plain PyTorch, any device, no compilation. `triton` has those of
+`engine.kernels.fused` too.
 """
 
 from __future__ import annotations
@@ -10,11 +11,25 @@ from types import ModuleType
 
 from engine.kernels import reference
 
-BACKENDS: dict[str, ModuleType] = {"reference": reference}
+BACKENDS = ("reference", "triton")
 
 
 def load(name: str) -> ModuleType:
-    """Return the backend called `name`; raises ValueError naming those there are."""
+    """Return the backend called `name`.
+
+    Raises ValueError naming those there are, RuntimeError saying what is missing where it cannot run.
+    """
     if name not in BACKENDS:
-        raise ValueError(f"no kernel backend {name!r}; there are: {', '.join(sorted(BACKENDS))}")
-    return BACKENDS[name]
+        raise ValueError(f"no kernel backend {name!r}; there are: {', '.join(BACKENDS)}")
+    return reference if name == "reference" else _triton()
+
+
+def _triton() -> ModuleType:
+    try:
+        from engine.kernels import triton  # noqa: PLC0415  takes a second, and an optional package
+    except ImportError as error:
+        raise RuntimeError(
+            "the triton backend needs the triton package: pip install 'quaver[gpu]'"
+        ) from error
+    triton.check()
+    return triton

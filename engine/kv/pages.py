@@ -19,15 +19,23 @@ from torch import Tensor
 class PagePool:
     """Keys and values of every layer in pages of `page_size` tokens.
 
-    `keys[layer]` and `values[layer]` are [pages, page size, kv heads, head width].
+    `keys[layer]` and `values[layer]` are [pages, page size, kv heads, head width] on `device`.
     """
 
     def __init__(
-        self, *, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+        self,
+        *,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
         shape = (layers, pages, page_size, kv_heads, head_dim)
-        self.keys = _zeros(shape, dtype)
-        self.values = _zeros(shape, dtype)
+        self.keys = _zeros(shape, dtype, torch.device(device))
+        self.values = _zeros(shape, dtype, torch.device(device))
         self.pages = pages
         self.page_size = page_size
         self._free = list(range(pages - 1, -1, -1))
@@ -74,7 +82,9 @@ class PagePool:
         assert sorted(self._free) == free, "a KV page is lost or free twice"
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory only once they are written to: a pool is large, and mostly empty."""
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; a CPU's take memory only once they are written to: a pool is large, and mostly empty."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     data = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(data).view(dtype).view(shape)

@@ -1,7 +1,7 @@
 """A fused model behind the interface of every model: arrays in, statistics of the rows out.
 
-It runs where the pool's pages are. Steps of decodes alone go through recordings where there is a
-recorder; steps with prompts in them are launched kernel by kernel.
+It runs where its weights and the pool's pages are. Steps of decodes alone go through recordings where
+there is a recorder; steps with prompts in them are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _NEWEST = 0.1
 
 
 class DeviceModel:
-    """`fused` for one engine: its recordings hold the addresses of that engine's pages."""
+    """`fused` for one engine, under `name`: its recordings hold the addresses of that engine's pages."""
 
-    def __init__(self, fused: Fused, recorder: Recorder | None = None) -> None:
+    def __init__(self, fused: Fused, name: str, recorder: Recorder | None = None) -> None:
+        self.name = name
         self.config = fused.config
         self.dtype = fused.dtype
+        self.device = fused.device
         self.ops = fused.ops
         self._fused = fused
         self._recorder = recorder
@@ -39,7 +41,7 @@ class DeviceModel:
     def step(self, batch: Batch, pool: PagePool, keep: list[int]) -> Output:
         """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
         began = time.perf_counter()
-        work = work_of(batch, pool.keys.device)
+        work = work_of(batch, self.device)
         if self._recorder is not None and not work.prefills and len(batch.rows) == len(batch.tokens):
             step = self._replay(self._recorder, work, pool)
         else:
@@ -86,7 +88,10 @@ class DeviceModel:
 
 
 def work_of(batch: Batch, device: torch.device) -> Work:
-    """Take `batch` to `device`: leading spans of one token are decodes, all others chunks."""
+    """Take `batch` to `device`: leading spans of one token are decodes, all others chunks.
+
+    Right in any order of spans; with decodes first, as the scheduler plans them, they share a launch.
+    """
     counts = batch.counts.tolist()
     decodes = next((i for i, count in enumerate(counts) if count != 1), len(counts))
     ends = batch.starts + batch.counts

@@ -92,13 +92,21 @@ class Step:
 
 
 class Fused:
-    """The weights of `model` on `device`, run by the fused operations of `ops`."""
+    """The weights of `model` on `device`, run by the fused operations of `ops`.
 
-    def __init__(self, model: Llama, ops: ModuleType, device: torch.device, top: int = 32) -> None:
+    With `apart` the LM head takes the wanted rows by themselves, reading its weights once more for the
+    rows of sampled layers: its tiles, and so the last bits, depend on how many rows it is given.
+    """
+
+    def __init__(
+        self, model: Llama, ops: ModuleType, device: torch.device, top: int = 32, *, apart: bool = False
+    ) -> None:
         self.config = model.config
         self.dtype = model.dtype
+        self.device = device
         self.ops = ops
         self.top = min(top, model.config.vocab)
+        self.apart = apart
         self.embedding, self.head = model.embedding.to(device), model.head.to(device)
         self.final_norm = model.final_norm.to(device)
         self.cos, self.sin = model.cos.to(device), model.sin.to(device)
@@ -143,15 +151,18 @@ class Fused:
     def _read(
         self, x: Tensor, delta: Tensor, rows: Tensor | None, stacked: list[Tensor], heads: list[Tensor]
     ) -> Step:
-        """One LM head for the wanted rows of x + delta and the stacked ones."""
+        """LM head of the wanted rows of x + delta and of the stacked ones, together unless `apart`."""
         last = x + delta if rows is None else x[rows] + delta[rows]
         normed = self.ops.rms_norm(torch.cat((last, *stacked)), self.final_norm, self.config.norm_eps)
-        found: HeadRows = self.ops.lm_head(normed, self.head, None, self.top)
-        wanted, hidden = HeadRows(*(part[: len(last)] for part in found)), normed[: len(last)]
+        hidden, others = normed[: len(last)], normed[len(last) :]
+        found: HeadRows = self.ops.lm_head(hidden if self.apart else normed, self.head, None, self.top)
+        wanted = HeadRows(*(part[: len(last)] for part in found))
         if not stacked:
             return Step(wanted, hidden, None, None)
-        lens = found.entropy[len(last) :].view(len(stacked), -1).T
-        return Step(wanted, hidden, lens, torch.stack(heads, 2))
+        entropy = found.entropy[len(last) :]
+        if self.apart:
+            entropy = self.ops.lm_head(others, self.head, None, 1).entropy
+        return Step(wanted, hidden, entropy.view(len(stacked), -1).T, torch.stack(heads, 2))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """LM head of normed hidden states [rows, hidden]: fp32 logits [rows, vocab]."""

@@ -90,6 +90,7 @@ class Llama:
         self.config = config
         self.name = ops.__name__.rpartition(".")[2]
         self.dtype = dtype
+        self.device = torch.device("cpu")
         self.ops = ops
         embedding = weights["model.embed_tokens.weight"].tensor()
         self.embedding = embedding.to(dtype)

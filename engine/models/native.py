@@ -67,6 +67,7 @@ class NativeLlama:
         self.name = name
         self.config = config
         self.dtype = torch.bfloat16
+        self.device = torch.device("cpu")
         self.ops = NativeOps(kernels, self)
         self._kernels = kernels
         self._head_seconds: dict[int, float] = {}

@@ -93,11 +93,15 @@ class Ops(Protocol):
 
 
 class Model(Protocol):
-    """Weights that can compute steps. `dtype` is that of the KV pages it reads and writes."""
+    """Weights that can compute steps. `dtype` and `device` are those of the KV pages it reads and writes.
+
+    Batches and outputs are on the CPU, whatever the device.
+    """
 
     name: str  # of the backend
     config: ModelConfig
     dtype: torch.dtype
+    device: torch.device
 
     @property
     def ops(self) -> Ops: ...

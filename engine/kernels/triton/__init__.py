@@ -20,6 +20,7 @@ from engine.kernels.triton.products import linear
 from engine.kernels.triton.rotary import rope_write
 
 __all__ = [
+    "INTERPRETED",
     "add_rms_norm",
     "attend_decode",
     "attend_prefill",
@@ -44,12 +45,23 @@ __all__ = [
     "write_kv",
 ]
 
+#: The first GPUs with tensor cores for bf16 and tf32.
+LEAST_CAPABILITY = (8, 0)
+
 
 def check() -> None:
     """Raise RuntimeError, saying what is missing, where these kernels cannot run."""
-    if not (torch.cuda.is_available() or INTERPRETED):
+    if INTERPRETED:
+        return
+    if not torch.cuda.is_available():
         raise RuntimeError(
             "the triton backend needs an NVIDIA GPU that PyTorch can use, and there is none; "
             "use QUAVER_BACKEND=auto, or set TRITON_INTERPRET=1 before the start to run the kernels, "
             "very slowly, in Triton's interpreter"
+        )
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        raise RuntimeError(
+            f"the triton backend needs a GPU of compute capability 8.0 (Ampere) or newer, and this one has "
+            f"{capability[0]}.{capability[1]}; use QUAVER_BACKEND=auto"
         )

@@ -97,7 +97,9 @@ def compare(step: Step, output: Output, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.25)])
 @pytest.mark.parametrize("config", [CONFIG, RELATIVE])
-@pytest.mark.parametrize("spans", [[(1, 7), (1, 0), (1, 30)], [(5, 0)], [(1, 9), (6, 3), (7, 0)]])
+@pytest.mark.parametrize(
+    "spans", [[(1, 7), (1, 0), (1, 30)], [(5, 0)], [(1, 9), (6, 3), (7, 0)], [(6, 3), (1, 9), (1, 0)]]
+)
 def test_fused_steps_equal_plain_steps(
     dtype: torch.dtype, tolerance: float, config: ModelConfig, spans: list[tuple[int, int]]
 ) -> None:
@@ -109,6 +111,24 @@ def test_fused_steps_equal_plain_steps(
     compare(step, output, tolerance)
     torch.testing.assert_close(pages.keys, plain.keys, atol=tolerance / 2, rtol=tolerance / 2)
     torch.testing.assert_close(pages.values, plain.values, atol=tolerance / 2, rtol=tolerance / 2)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_apart_the_head_is_given_the_wanted_rows_alone(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """So that what is watched cannot change the tiles that the wanted rows are computed in."""
+    given: list[int] = []
+    plain = fused.lm_head
+
+    def counted(hidden: torch.Tensor, *rest: Any) -> fused.HeadRows:
+        given.append(len(hidden))
+        return plain(hidden, *rest)
+
+    monkeypatch.setattr(fused, "lm_head", counted)
+    model, batch, pages = random_model(torch.float32), batch_of([(1, 9), (6, 3)]), pool_of(torch.float32)
+    output = model.step(batch, pool_of(torch.float32), [])
+    step = Fused(model, fused, CPU, top=4, apart=apart).run(work_of(batch, CPU), pages.keys, pages.values)
+    compare(step, output, 1e-3)
+    assert given == ([2, 4] if apart else [6])
 
 
 @pytest.mark.parametrize("layers", [(), WATCHED])
@@ -149,7 +169,7 @@ def test_recorded_decodes_equal_decodes(tape: Callable[[], Recorder], layers: tu
 def test_an_engine_on_a_device_model(tape: Callable[[], Recorder], recorded: bool) -> None:
     """Answers and signals of a whole engine, prompts and decodes mixed, greedy and drawn."""
     llama = random_model(torch.float32, RELATIVE)
-    device = DeviceModel(Fused(llama, fused, CPU), tape() if recorded else None)
+    device = DeviceModel(Fused(llama, fused, CPU), "fused", tape() if recorded else None)
     found, expected = answers(device), answers(llama)
     assert found.keys() == expected.keys()
     for key, (tokens, signals) in found.items():
