@@ -142,6 +142,48 @@ def load_page_rows(
 
 
 @triton.jit
+def load_queries(
+    q,
+    row,
+    group,
+    groups: tl.constexpr,
+    share: tl.constexpr,
+    width: tl.constexpr,
+    block_m: tl.constexpr,
+    block_d: tl.constexpr,
+):
+    """The heads [m] of one row that share a group's keys, and their queries [m, columns]; zero past them."""
+    member = tl.arange(0, block_m)
+    column = tl.arange(0, block_d)
+    head = row * (groups * share) + group * share + member
+    present = (member < share)[:, None] & (column < width)[None, :]
+    return head, tl.load(q + head[:, None] * width + column[None, :], mask=present, other=0.0)
+
+
+@triton.jit
+def scores_of(
+    query,
+    k_pages,
+    table,
+    position,
+    inside,
+    group,
+    scale,
+    page: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+):
+    """Scaled scores [m, n] of queries on one group's keys; −∞ where not `inside`."""
+    column = tl.arange(0, block_d)
+    keys = load_page_rows(k_pages, table, position, inside, group, column, page, groups, width)
+    scores = dot(query, tl.trans(keys), tl.zeros([block_m, block_n], tl.float32)) * scale
+    return tl.where(inside[None, :], scores, float("-inf"))
+
+
+@triton.jit
 def renew(largest, weight, tilt, scores):
     """Take a tile of scores [m, n] into the running (m, l, t); −∞ is outside, a row may be wholly so.
 
@@ -185,9 +227,7 @@ def _part(
     part = tl.program_id(2)
     member = tl.arange(0, block_m)
     column = tl.arange(0, block_d)
-    head = row * (groups * share) + group * share + member
-    present = (member < share)[:, None] & (column < width)[None, :]
-    query = tl.load(q + head[:, None] * width + column[None, :], mask=present, other=0.0)
+    head, query = load_queries(q, row, group, groups, share, width, block_m, block_d)
     table += row * table_stride
     length = tl.load(lengths + row).to(tl.int32)
     begin = tl.maximum(length - window, 0)  # the first position seen
@@ -199,15 +239,17 @@ def _part(
     for start in range(tl.maximum(part * span, begin // block_n * block_n), end, block_n):
         position = start + tl.arange(0, block_n)
         inside = (position >= begin) & (position < end)
-        keys = load_page_rows(k_pages, table, position, inside, group, column, page, groups, width)
-        scores = dot(query, tl.trans(keys), tl.zeros([block_m, block_n], tl.float32)) * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
+        scores = scores_of(
+            query, k_pages, table, position, inside, group, scale,
+            page, groups, width, block_m, block_n, block_d,
+        )  # fmt: skip
         largest, weight, tilt, p, shrink = renew(largest, weight, tilt, scores)
         if v_pages is not None:
             values = load_page_rows(v_pages, table, position, inside, group, column, page, groups, width)
             total = dot(p.to(values.dtype), values, total * shrink[:, None])
     if v_pages is not None:
         row_of = head * parts + part
+        present = (member < share)[:, None] & (column < width)[None, :]
         tl.store(sums + row_of[:, None] * width + column[None, :], total, mask=present)
     place = running + head * 3 * parts + part
     tl.store(place, largest, mask=member < share)

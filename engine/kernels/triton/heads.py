@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton import blocks
-from engine.kernels.triton.decode import UNBOUNDED, load_page_rows, sweep_keys
-from engine.kernels.triton.launch import NEGLIGIBLE, Block, dot, floats, launch, multiprocessors
+from engine.kernels.triton.decode import UNBOUNDED, load_queries, scores_of, sweep_keys
+from engine.kernels.triton.launch import NEGLIGIBLE, Block, floats, launch, multiprocessors
 
 
 def head_statistics(
@@ -108,15 +108,13 @@ def _probabilities(
     block_d: tl.constexpr,
 ):
     """Log-probabilities and probabilities [m, n] of a group's heads; zero probability outside."""
-    member = tl.arange(0, block_m)
-    column = tl.arange(0, block_d)
-    head = row * (groups * share) + group * share + member
-    present = (member < share)[:, None] & (column < width)[None, :]
-    query = tl.load(q + head[:, None] * width + column[None, :], mask=present, other=0.0)
-    total = tl.load(lse + head, mask=member < share, other=float("inf"))
-    keys = load_page_rows(k_pages, table, position, inside, group, column, page, groups, width)
-    scores = dot(query, tl.trans(keys), tl.zeros([block_m, block_n], tl.float32)) * scale
-    log_p = tl.where(inside[None, :], scores - total[:, None], float("-inf"))
+    head, query = load_queries(q, row, group, groups, share, width, block_m, block_d)
+    total = tl.load(lse + head, mask=tl.arange(0, block_m) < share, other=float("inf"))
+    scores = scores_of(
+        query, k_pages, table, position, inside, group, scale,
+        page, groups, width, block_m, block_n, block_d,
+    )  # fmt: skip
+    log_p = scores - total[:, None]
     return log_p, tl.exp(log_p)
 
 

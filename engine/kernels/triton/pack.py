@@ -85,6 +85,22 @@ def _sizes(pages: Tensor) -> dict[str, int]:
 
 
 @triton.jit
+def _places(
+    group,
+    size: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    block_t: tl.constexpr,
+    block_d: tl.constexpr,
+):
+    """Tokens [t], channels [d], where a group's values lie in a page [t, d] and which of them exist."""
+    token = tl.arange(0, block_t)
+    channel = tl.arange(0, block_d)
+    at = (token[:, None] * groups + group) * width + channel[None, :]
+    return token, channel, at, (token < size)[:, None] & (channel < width)[None, :]
+
+
+@triton.jit
 def _pack_page(
     pages,
     ids,
@@ -101,10 +117,7 @@ def _pack_page(
     entry = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     page = tl.load(ids + entry).to(tl.int64)
-    token = tl.arange(0, block_t)
-    channel = tl.arange(0, block_d)
-    at = (token[:, None] * groups + group) * width + channel[None, :]
-    inside = (token < size)[:, None] & (channel < width)[None, :]
+    token, channel, at, inside = _places(group, size, groups, width, block_t, block_d)
     held = inside & (token < tl.load(used + entry))[:, None]
     values = tl.load(pages + page * (size * groups * width) + at, mask=held, other=0.0).to(tl.float32)
     magnitude = tl.abs(values)
@@ -137,10 +150,7 @@ def _unpack_page(
     entry = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     page = tl.load(ids + entry).to(tl.int64)
-    token = tl.arange(0, block_t)
-    channel = tl.arange(0, block_d)
-    at = (token[:, None] * groups + group) * width + channel[None, :]
-    inside = (token < size)[:, None] & (channel < width)[None, :]
+    token, channel, at, inside = _places(group, size, groups, width, block_t, block_d)
     code = tl.load(codes + entry * (size * groups * width) + at, mask=inside, other=0).to(tl.float32)
     if per_token:
         scale = tl.load(scales + (entry * size + token) * groups + group, mask=token < size, other=0.0)
