@@ -26,6 +26,7 @@ Status = Literal["ok", "warning", "failed"]
 
 _EXTRAS = {"dashboard": "streamlit", "load": "locust", "chaos": "chaoslib"}
 _GIB = 1 << 30
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ def _torch(_settings: Settings) -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("failed", "torch", "not installed", "pip install torch")
         return
-    has_gpu = Path("/proc/driver/nvidia/version").exists()
-    if "+cpu" in version or has_gpu:
+    if "+cpu" in version or _DRIVER.exists():
         yield Finding("ok", "torch", version)
     else:
         yield Finding(
@@ -99,8 +99,18 @@ def _cpu(_settings: Settings) -> Iterator[Finding]:
 
 
 def _kernels(settings: Settings) -> Iterator[Finding]:
-    if settings.backend not in ("auto", "cpu"):
+    if settings.backend == "reference":
         yield Finding("ok", "kernels", settings.backend)
+        return
+    lacking = _lacking_for_triton()
+    if settings.backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+        yield Finding("warning", "kernels", "triton, interpreted: for tests", "unset TRITON_INTERPRET")
+        return
+    if settings.backend == "triton" and lacking:
+        yield Finding("failed", "kernels", f"triton cannot run: {lacking}", "set QUAVER_BACKEND=auto")
+        return
+    if settings.backend == "triton" or (settings.backend == "auto" and not lacking):
+        yield Finding("ok", "kernels", "triton, on the GPU")
         return
     there = build.instruction_sets()
     isa = there[0] if settings.cpu_isa == "auto" else settings.cpu_isa
@@ -116,6 +126,17 @@ def _kernels(settings: Settings) -> Iterator[Finding]:
         return
     text = isa if compiled else f"{isa}, compiled at the first start, which takes up to a minute longer"
     yield Finding("ok", "kernels", text)
+
+
+def _lacking_for_triton() -> str:
+    """What keeps Triton's kernels from this machine, as far as it shows without PyTorch; empty: nothing."""
+    if not _DRIVER.exists():
+        return "there is no NVIDIA driver"
+    if "+cpu" in importlib.metadata.version("torch"):
+        return "PyTorch is a build for CPUs"
+    if importlib.util.find_spec("triton") is None:
+        return "the triton package is not installed"
+    return ""
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:

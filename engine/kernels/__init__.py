@@ -2,14 +2,12 @@
 
 A backend is a module with the functions of `engine.kernels.reference`, which is the
 specification: plain PyTorch, any device, no compilation. `triton` has those of
-`engine.kernels.fused` too.
+`engine.kernels.fused` too. They are imported when asked for: this package itself needs no PyTorch.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-
-from engine.kernels import reference
 
 BACKENDS = ("reference", "triton")
 
@@ -21,12 +19,18 @@ def load(name: str) -> ModuleType:
     """
     if name not in BACKENDS:
         raise ValueError(f"no kernel backend {name!r}; there are: {', '.join(BACKENDS)}")
-    return reference if name == "reference" else _triton()
+    return _reference() if name == "reference" else _triton()
+
+
+def _reference() -> ModuleType:
+    from engine.kernels import reference  # noqa: PLC0415
+
+    return reference
 
 
 def _triton() -> ModuleType:
     try:
-        from engine.kernels import triton  # noqa: PLC0415  takes a second, and an optional package
+        from engine.kernels import triton  # noqa: PLC0415
     except ImportError as error:
         raise RuntimeError(
             "the triton backend needs the triton package: pip install 'quaver[gpu]'"

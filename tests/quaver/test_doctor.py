@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -59,6 +60,36 @@ def test_a_port_in_use_and_an_absent_alertmanager_are_warnings(tmp_path: Path) -
     assert found["alertmanager"].mend
 
 
+@pytest.mark.parametrize(
+    ("backend", "driver", "torch", "interpreted", "expected"),
+    [
+        ("triton", False, "2.13.0", "", ("failed", "no NVIDIA driver")),
+        ("triton", True, "2.13.0+cpu", "", ("failed", "build for CPUs")),
+        ("triton", False, "2.13.0", "1", ("warning", "interpreted")),
+        ("triton", True, "2.13.0", "", ("ok", "triton, on the GPU")),
+        ("auto", True, "2.13.0", "", ("ok", "triton, on the GPU")),
+        ("reference", True, "2.13.0", "", ("ok", "reference")),
+    ],
+)
+def test_kernels_of_a_gpu(
+    *,
+    backend: Any,
+    driver: bool,
+    torch: str,
+    interpreted: str,
+    expected: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("quaver.doctor._DRIVER", Path("/") if driver else tmp_path / "none")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: torch)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: "found")
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    finding = by_subject(Settings(state_dir=tmp_path, backend=backend))["kernels"]
+    assert finding.status == expected[0]
+    assert expected[1] in finding.text
+
+
 def test_a_damaged_model_fails(tmp_path: Path) -> None:
     damaged = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
     damaged.write_bytes(b"GGUF")
@@ -83,3 +114,8 @@ def test_command_is_quick_and_says_ok() -> None:
         assert shown.returncode == 0, shown.stdout + shown.stderr
         assert shown.stdout.splitlines()[-1].endswith("0 failed")
     assert quickest < 2
+
+
+def test_it_needs_no_pytorch() -> None:
+    code = "import sys, quaver.doctor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
