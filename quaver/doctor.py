@@ -122,7 +122,9 @@ def _kernels(settings: Settings) -> Iterator[Finding]:
     try:
         compiled = build.find(isa, settings.kernel_cache)
     except build.BuildError as error:
-        yield Finding("warning", "kernels", f"reference, several times slower: {error}", "install a compiler")
+        yield Finding(
+            "warning", "kernels", f"reference, several times slower: {error}", "do what this says, once"
+        )
         return
     text = isa if compiled else f"{isa}, compiled at the first start, which takes up to a minute longer"
     yield Finding("ok", "kernels", text)

@@ -2,6 +2,9 @@
 
 A library is compiled once for each source, instruction set and compiler, into the user's cache. It
 is written under a temporary name and renamed, so that processes starting together do no harm.
+
+To open a library is to run it, and to open half of one kills the process. So each ends with a seal over
+its name and content, without which it counts as absent, and a cache that others can write is refused.
 """
 
 from __future__ import annotations
@@ -11,8 +14,11 @@ import logging
 import os
 import platform
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,7 +66,12 @@ _COMMON = (
     "-pthread",
     "-w",
 )
-_COMPILE_S = 300
+#: A server waits two minutes for its model process. What takes longer is compiled ahead, by `main`.
+_COMPILE_S = 90
+_COMPILE_AHEAD_S = 3600
+_ANSWER_S = 10
+_LEFT_BEHIND_S = 2 * _COMPILE_AHEAD_S
+_SEAL_BYTES = hashlib.sha256().digest_size
 
 
 class BuildError(RuntimeError):
@@ -76,70 +87,142 @@ def instruction_sets() -> list[str]:
 def library(isa: str, cache: Path) -> Path:
     """Return the compiled library of an instruction set, compiling it if it is not in `cache`.
 
-    Raises BuildError without a C++ compiler or when the compiler fails.
+    Raises BuildError without a C++ compiler, when the compiler fails or takes too long, and for a
+    cache that is not ours alone.
     """
     found = find(isa, cache)
     if found is None:
         compiler = _compiler()
-        found = _cached(isa, cache, compiler)
+        found = _cached(isa, _private(cache), compiler)
         log.warning("compiling the native kernels for %s, once; this takes up to a minute", isa)
-        _compile(compiler, _flags(isa), found)
+        _compile(compiler, _flags(isa), found, _COMPILE_S)
     return found
 
 
 def find(isa: str, cache: Path) -> Path | None:
     """Return the library of an instruction set if there is one; BuildError when none can come to be."""
     shipped = _shipped(isa)
-    if shipped.exists():
+    if _sealed(shipped):
         return shipped
-    cached = _cached(isa, cache, _compiler())
-    return cached if cached.exists() else None
+    folder = _private(cache)
+    try:
+        cached = _cached(isa, folder, _compiler())
+    except BuildError:
+        # A compiler that is gone takes nothing away from what it compiled.
+        others = filter(_sealed, sorted(folder.glob(f"{_stem(isa)}-*.so")))
+        if other := next(others, None):
+            return other
+        raise
+    return cached if _sealed(cached) else None
 
 
-def _cached(isa: str, cache: Path, compiler: str) -> Path:
-    version = _run(compiler, "--version")
-    return cache.expanduser() / f"quaver-{isa}-{_digest((*_flags(isa), version))}.so"
+def _stem(isa: str) -> str:
+    return f"quaver-{isa}-{_digest(_flags(isa))}"
+
+
+def _cached(isa: str, folder: Path, compiler: list[str]) -> Path:
+    version = _run(compiler, "--version", until=time.monotonic() + _ANSWER_S)
+    return folder / f"{_stem(isa)}-{hashlib.sha256(version.encode()).hexdigest()[:8]}.so"
 
 
 def _shipped(isa: str) -> Path:
     """Where a compiled library lies inside the package, if somebody put it there."""
-    return SOURCES.parent / "lib" / f"quaver-{isa}-{_digest(_flags(isa))}.so"
+    return SOURCES.parent / "lib" / f"{_stem(isa)}.so"
 
 
 def _flags(isa: str) -> tuple[str, ...]:
     return (*_COMMON, *_known()[isa][1])
 
 
-def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+def _private(cache: Path) -> Path:
+    """Return the cache's folder, which need not exist; BuildError if others can put libraries there."""
+    try:
+        folder = cache.expanduser()
+        found = folder.stat()
+    except FileNotFoundError:
+        return folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        raise BuildError(f"{cache} cannot be used: {error}; set QUAVER_KERNEL_CACHE") from error
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+        raise BuildError(
+            f"others can put programs into {folder}: make it yours alone (chown, chmod 700) and remove "
+            "what is in it, or set QUAVER_KERNEL_CACHE to another folder"
+        )
+    return folder
+
+
+def _seal(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + content).digest()
+
+
+def _sealed(library: Path) -> bool:
+    """Whether a library is there, whole, and under its own name."""
+    try:
+        data = library.read_bytes()
+    except OSError:
+        return False
+    return data[-_SEAL_BYTES:] == _seal(library.name, data[:-_SEAL_BYTES])
+
+
+def _compile(compiler: list[str], flags: tuple[str, ...], target: Path, seconds: float) -> None:
     """Compile every source on its own, all at once, and link them into `target`."""
+    until = time.monotonic() + seconds
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _tidy(target.parent)
         with tempfile.TemporaryDirectory(prefix=target.stem, dir=target.parent) as folder:
             built = Path(folder) / target.name
             sources = sorted(SOURCES.glob("*.cpp"))
             objects = [Path(folder) / f"{source.stem}.o" for source in sources]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 pairs = zip(sources, objects, strict=True)
-                runs = [pool.submit(_run, compiler, *flags, "-c", source, "-o", to) for source, to in pairs]
+                runs = [
+                    pool.submit(_run, compiler, *flags, "-c", source, "-o", to, until=until)
+                    for source, to in pairs
+                ]
                 for run in runs:
                     run.result()
-            _run(compiler, "-shared", "-pthread", *objects, "-o", built)
+            _run(compiler, "-shared", "-pthread", *objects, "-o", built, until=until)
+            content = built.read_bytes()
+            with built.open("ab") as file:
+                file.write(_seal(target.name, content))
             built.replace(target)
     except OSError as error:
         raise BuildError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
-def _run(compiler: str, *arguments: str | Path) -> str:
-    command = [compiler, *map(str, arguments)]
+def _tidy(folder: Path) -> None:
+    """Remove what compilations that were killed left behind."""
+    for left in folder.glob("quaver-*/"):
+        if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _run(compiler: list[str], *arguments: str | Path, until: float) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)  # noqa: S603
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{compiler} took more than {_COMPILE_S} s for a native kernel") from error
+        process = subprocess.Popen(  # noqa: S603
+            [*compiler, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
     except OSError as error:
-        raise BuildError(f"{compiler} does not run: {error.strerror or error}") from error
-    if done.returncode:
-        raise BuildError(f"{compiler} failed on the native kernels:\n{done.stderr[-2000:]}")
-    return done.stdout
+        raise BuildError(f"{compiler[0]} does not run: {error.strerror or error}") from error
+    with process:
+        try:
+            output, complaints = process.communicate(timeout=until - time.monotonic())
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)  # a driver's children hold its pipes open
+            raise BuildError(
+                f"{compiler[0]} did not end in time; if it is only slow, compile ahead of the start: "
+                "python -m engine.kernels.cpu.build"
+            ) from error
+    if process.returncode:
+        raise BuildError(f"{compiler[0]} failed on the native kernels:\n{complaints[-2000:]}")
+    return output
 
 
 def _digest(extra: tuple[str, ...]) -> str:
@@ -150,10 +233,12 @@ def _digest(extra: tuple[str, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compiler() -> str:
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and (found := shutil.which(name)):
-            return found
+def _compiler() -> list[str]:
+    """Return the compiler's command, which may have arguments: CXX="ccache g++"."""
+    for command in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        name, *arguments = command.split() or [""]
+        if found := shutil.which(name):
+            return [found, *arguments]
     raise BuildError("no C++ compiler is installed (apt-get install g++)")
 
 
@@ -179,8 +264,8 @@ def main() -> None:
     for isa in _known():
         target = _shipped(isa)
         target.parent.mkdir(exist_ok=True)  # readable by all, unlike a user's cache
-        if not target.exists():
-            _compile(compiler, _flags(isa), target)
+        if not _sealed(target):
+            _compile(compiler, _flags(isa), target, _COMPILE_AHEAD_S)
         print(target)
 
 

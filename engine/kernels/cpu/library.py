@@ -109,9 +109,15 @@ def open_library(isa: str, cache_folder: Path) -> ctypes.CDLL:
     """Open the kernels of an instruction set. Raises `build.BuildError`."""
     path = build.library(isa, cache_folder)
     try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise build.BuildError(f"{path} cannot be loaded: {error}; remove it and start again") from error
+        return _declared(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:  # AttributeError: a function is missing
+        raise build.BuildError(
+            f"{path} cannot be loaded: {error}; remove it and start again, or set QUAVER_KERNEL_CACHE to "
+            "a folder that programs may run from"
+        ) from error
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.quaver_model_create.restype = c_void_p
     library.quaver_model_create.argtypes = [POINTER(Config), c_void_p, c_void_p]
     library.quaver_model_destroy.argtypes = [c_void_p]
