@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -43,7 +43,7 @@ class EngineSettings(BaseSettings):
         le=1,
         description="share of the activations' rounding that decoding takes back, for twice the products",
     )
-    threads: int = Field(0, ge=0, description="compute threads of the model process; 0: all cores")
+    threads: int = Field(0, ge=0, le=1024, description="compute threads of the model process; 0: all cores")
     max_context: int = Field(8192, ge=16, description="longest prompt + answer, in tokens")
     kv_tokens: int = Field(32768, ge=256, description="size of the KV pool, in tokens")
     page_size: int = Field(16, ge=1, description="tokens in a KV page")
@@ -66,3 +66,10 @@ class EngineSettings(BaseSettings):
         le=1,
         description="share of step time that layer detail may take; 0: none, 1: every token and layer",
     )
+
+    @field_validator("page_size")
+    @classmethod
+    def _a_page_fits(cls, page_size: int, known: ValidationInfo) -> int:
+        if page_size > known.data.get("kv_tokens", page_size):
+            raise ValueError("a page must fit into QUAVER_KV_TOKENS")
+        return page_size

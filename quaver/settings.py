@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import SettingsConfigDict, SettingsError
 
 from alerting.settings import AlertingSettings
 from chaos.settings import ChaosSettings
@@ -50,9 +50,14 @@ def load_settings() -> Settings:
     """Return the settings of this environment; raise ValueError naming each variable that is wrong."""
     try:
         return Settings()
+    except SettingsError as error:  # error parsing value for field "…"
+        variable = f"QUAVER_{str(error).split(chr(34))[1].upper()}"
+        raise ValueError(f"settings are not valid: {variable} is not JSON: {error.__cause__}") from None
     except ValidationError as error:
-        wrong = "; ".join(
-            f"QUAVER_{'_'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
-            for item in error.errors()
-        )
+        wrong = "; ".join(f"{_variable(*item['loc'])}: {item['msg']}" for item in error.errors())
         raise ValueError(f"settings are not valid: {wrong}") from None
+
+
+def _variable(name: str | int, *inside: str | int) -> str:
+    """The variable's name, and which part of its value."""
+    return "".join([f"QUAVER_{name}".upper(), *(f"[{part!r}]" for part in inside)])

@@ -47,3 +47,25 @@ def test_wrong_values_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUAVER_DTYPE", "float8")
     with pytest.raises(ValueError, match=r"QUAVER_DTYPE.*QUAVER_PORT|QUAVER_PORT.*QUAVER_DTYPE"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("QUAVER_PRIORITIES", "{", "QUAVER_PRIORITIES is not JSON"),
+        (
+            "QUAVER_PRIORITIES",
+            '{"acme": "huge"}',
+            r"QUAVER_PRIORITIES\['acme'\]: .*'high', 'normal' or 'low'",
+        ),
+        ("QUAVER_ROUTES", "chat,search", "QUAVER_ROUTES is not JSON"),
+        ("QUAVER_PAGE_SIZE", "100000", "QUAVER_PAGE_SIZE: .*QUAVER_KV_TOKENS"),
+        ("QUAVER_THREADS", "100000", "QUAVER_THREADS"),
+    ],
+)
+def test_the_variable_that_is_wrong_is_named(
+    variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"^settings are not valid: {message}"):
+        load_settings()
