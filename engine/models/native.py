@@ -92,7 +92,10 @@ class NativeLlama:
         )
         self.handle = kernels.quaver_model_create(ctypes.byref(sizes), cos.data_ptr(), sin.data_ptr())
         if not self.handle:
-            raise MemoryError(f"{config.name} does not fit into memory or has sizes the kernels do not take")
+            raise MemoryError(
+                f"{config.name} does not fit into memory, has sizes the kernels do not take, or {threads} "
+                "threads are more than the machine lends (QUAVER_THREADS)"
+            )
         self._pack(weights)
 
     def __del__(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +158,20 @@ def test_every_family_as_the_reference_computes_it(native: ctypes.CDLL, family: 
 
 def _ends(batch: Batch) -> NDArray[np.int32]:
     return batch.offsets + batch.counts - 1
+
+
+def test_threads_that_cannot_be_started_are_an_error() -> None:
+    """In a process whose memory holds but a few stacks; it must not be aborted."""
+    code = (
+        "import resource; from pathlib import Path; from tests.engine.cpu import test_native as t\n"
+        "library = t.open_library(t.build.instruction_sets()[0], t.EngineSettings().kernel_cache)\n"
+        "now = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), resource.RLIM_INFINITY))\n"
+        "t.native_model(library, t.CONFIG, threads=1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "MemoryError" in done.stderr and "QUAVER_THREADS" in done.stderr
 
 
 @pytest.mark.parametrize("compensation", [0.0, 0.15])

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -13,17 +14,18 @@ namespace quaver {
 class Team {
  public:
   explicit Team(int threads) : size_(threads < 1 ? 1 : threads) {
-    for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { serve(i); });
+    try {
+      for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { serve(i); });
+    } catch (const std::system_error&) {  // the machine lends no more threads; a thread that is not joined ends the process
+      end();
+      throw;
+    }
   }
 
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  ~Team() {
-    stopping_ = true;
-    release(started_);
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Team() { end(); }
 
   int size() const { return size_; }
 
@@ -63,6 +65,12 @@ class Team {
   }
 
  private:
+  void end() {
+    stopping_ = true;
+    release(started_);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   static constexpr int SPINS = 1000;  // some tens of microseconds
 
   void serve(int thread) {
