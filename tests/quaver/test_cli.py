@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,13 +73,11 @@ def test_every_command_says_what_it_does(path: list[str]) -> None:
         assert parameter.name == "help" or getattr(parameter, "help", None), parameter.name
 
 
-def test_help_needs_no_torch_and_is_quick() -> None:
+def test_help_needs_no_torch() -> None:
     code = (
         "import sys; from quaver.cli import app; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     )
-    began = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-    assert time.monotonic() - began < 5
     shown = quaver("--help")
     assert shown.returncode == 0
     assert {"serve", "model", "doctor", "chaos", "alerts", "records"} <= set(shown.stdout.split())
