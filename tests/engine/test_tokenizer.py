@@ -285,14 +285,12 @@ def test_long_texts_let_other_threads_run():
 
     thread = threading.Thread(target=work)
     thread.start()
-    start = last = time.monotonic()
     began.set()
-    longest = 0.0
+    turns = 0
     while thread.is_alive():
         time.sleep(0.001)
-        last, before = time.monotonic(), last
-        longest = max(longest, last - before)
-    assert longest < 0.5 * (last - start)
+        turns += 1
+    assert turns > 5  # one or two, if it held the interpreter
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def test_headless_run_streams_hangs_up_and_reports(script: Any, tmp_path: Path) 
     assert report["outcomes"]["left"] > 0
     assert "read" not in report["outcomes"]
     assert report["first_token_s"]["count"] > 0
-    assert 0.005 < report["inter_token_s"]["p50"] < 0.1
+    assert report["inter_token_s"]["p50"] > 0.005
     assert script.hung_up > 0
     assert (tmp_path / "readers.csv").exists()
     assert (tmp_path / "locust_stats.csv").exists()
