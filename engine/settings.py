@@ -5,6 +5,7 @@ Every field is an environment variable `QUAVER_<FIELD>`.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -73,3 +74,13 @@ class EngineSettings(BaseSettings):
         if page_size > known.data.get("kv_tokens", page_size):
             raise ValueError("a page must fit into QUAVER_KV_TOKENS")
         return page_size
+
+    @property
+    def cores(self) -> int:
+        """Compute threads: as asked, else the cores that this process may run on."""
+        return self.threads or cores()
+
+
+def cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

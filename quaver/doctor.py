@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from engine.kernels.cpu import build
 from engine.models import store
+from engine.settings import cores
 from quaver.settings import Settings
 
 Status = Literal["ok", "warning", "failed"]
@@ -86,11 +87,11 @@ def _cpu(_settings: Settings) -> Iterator[Finding]:
     except OSError:
         return
     useful = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if name in flags]
-    cores = len(os.sched_getaffinity(0))
+    count = cores()
     text = (
-        f"{cores} core{'s' if cores > 1 else ''}; {', '.join(useful) or 'no vector extensions known to us'}"
+        f"{count} core{'s' if count > 1 else ''}; {', '.join(useful) or 'no vector extensions known to us'}"
     )
-    if cores < 2:
+    if count < 2:
         yield Finding(
             "warning", "cpu", text, "give it two cores: the front process needs one beside the model"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from types import ModuleType
 
 import torch
@@ -78,14 +77,13 @@ def _native(loaded: LoadedModel, settings: EngineSettings) -> NativeLlama:
             f"{config.name} has sizes they do not take: rows must be multiples of 32, heads of 16"
         )
     isa = _instruction_set(settings)
-    threads = settings.threads or os.cpu_count() or 1
     return NativeLlama(
         config,
         loaded.weights,
         library.open_library(isa, settings.kernel_cache),
         name=f"cpu-{isa}",
         bits=_bits(loaded, settings),
-        threads=threads,
+        threads=settings.cores,
         positions=min(settings.max_context, config.max_context),
         compensation=settings.compensation,
     )

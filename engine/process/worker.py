@@ -223,7 +223,7 @@ def main() -> None:
     imported = time.monotonic()
     given = arguments.settings
     settings = EngineSettings.model_validate_json(given) if given else EngineSettings()
-    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    torch.set_num_threads(settings.cores)
     engine = load_engine(settings, load_hook(arguments.hook) if arguments.hook else None)
     gc.freeze()
     gc.enable()

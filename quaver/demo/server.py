@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from engine.settings import cores
 from quaver.demo.control import Control, DemoError
 
 READY_S = 180.0
@@ -75,7 +76,7 @@ def start_server(state_dir: Path, port: int) -> Child:
         "QUAVER_BREAKER": "enforce",
         "QUAVER_CAPTURE_CONTENT": "1",
         # Spinning compute threads on every core would starve the front and the readers beside them.
-        "QUAVER_THREADS": str(max(1, (os.cpu_count() or 2) - 1)),
+        "QUAVER_THREADS": str(max(1, cores() - 1)),
     }
     command = [sys.executable, "-m", "quaver", "serve"]
     return Child("quaver serve", command, env, state_dir / "serve.log")

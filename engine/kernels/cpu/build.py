@@ -22,6 +22,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from engine.settings import cores
+
 log = logging.getLogger("quaver.model")
 
 SOURCES = Path(__file__).parent / "src"
@@ -174,7 +176,7 @@ def _compile(compiler: list[str], flags: tuple[str, ...], target: Path, seconds:
             built = Path(folder) / target.name
             sources = sorted(SOURCES.glob("*.cpp"))
             objects = [Path(folder) / f"{source.stem}.o" for source in sources]
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(cores()) as pool:
                 pairs = zip(sources, objects, strict=True)
                 runs = [
                     pool.submit(_run, compiler, *flags, "-c", source, "-o", to, until=until)
