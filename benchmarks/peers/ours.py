@@ -31,8 +31,8 @@ Signals = Literal["off", "budget", "full"]
 PLAIN_BITS = 16
 #: Whatever the settings say when nobody sets them: what `quaver serve` runs.
 DEFAULT_BITS = 0
-#: Bits that a weight of the layers and one of the LM head takes, scales of blocks of 32 included.
-_STORED = {PLAIN_BITS: (16.0, 32.0), 8: (8.5, 8.5), 4: (5.0, 8.5)}
+#: Bits that a weight of the layers and one of the LM head takes, scale and base of blocks of 32 included.
+_STORED = {PLAIN_BITS: (16.0, 32.0), 8: (9.0, 9.0), 4: (5.0, 9.0)}
 #: Steps that a prompt may take while others decode: what a sequence must have to spare for each.
 _SPARE = 4
 
@@ -46,7 +46,8 @@ def bits_there() -> list[int]:
 
 def settings_of(bits: int, signals: Signals, threads: int, **more: Any) -> EngineSettings:
     """Return the settings that stand for one row of the table. The one place that knows their names."""
-    wanted: dict[str, Any] = {"threads": threads, "max_running": 32, **more}
+    # Without a bound on the time between tokens prompts are not cut, so that all sequences begin together.
+    wanted: dict[str, Any] = {"threads": threads, "max_running": 32, "itl_slo_ms": 0, **more}
     if bits == PLAIN_BITS:
         wanted["backend"] = "reference"
     elif bits != DEFAULT_BITS:
