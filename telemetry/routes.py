@@ -72,7 +72,7 @@ def routes(telemetry: Telemetry) -> list[Route]:
         found = await asyncio.to_thread(find)
         if found is None:
             return _error(404, "no finished request with this id is recorded", code="request_not_found")
-        return _json(found | {"spans": telemetry.spans.recent.get(request_id, [])})
+        return _json(found | {"spans": telemetry.spans.recent(request_id)})
 
     async def feedback(request: Request) -> Response:
         principal = request.scope.get("state", {}).get("principal")

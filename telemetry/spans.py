@@ -71,7 +71,7 @@ class Spans:
     ) -> None:
         self.settings = settings
         self.ids = ChosenIds()
-        self.recent: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self._recent: OrderedDict[str, list[Span]] = OrderedDict()
         self._provider = TracerProvider(
             sampler=RecordAll(ParentBased(TraceIdRatioBased(settings.trace_ratio))),
             resource=resource,
@@ -110,6 +110,11 @@ class Spans:
             span.set_status(Status(StatusCode.ERROR, cause))
         span.end(_ns(end))
         self._keep(started.meta.request_id, [span, *children])
+
+    def recent(self, request_id: str) -> list[dict[str, Any]]:
+        """Return the spans of one of the last requests, as `view` shows them; none of older ones."""
+        spans = self._recent.get(request_id, [])
+        return [view(span) for span in spans if isinstance(span, ReadableSpan)]
 
     def close(self) -> bool:
         """Export what is queued. False when that took longer than the export timeout."""
@@ -205,9 +210,9 @@ class Spans:
     def _keep(self, request_id: str, spans: list[Span]) -> None:
         if not self.settings.traces_kept:
             return
-        self.recent[request_id] = [view(span) for span in spans if isinstance(span, ReadableSpan)]
-        while len(self.recent) > self.settings.traces_kept:
-            self.recent.popitem(last=False)
+        self._recent[request_id] = spans
+        while len(self._recent) > self.settings.traces_kept:
+            self._recent.popitem(last=False)
 
 
 def view(span: ReadableSpan) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def test_content_is_kept_only_when_captured(
     telemetry.on_started(events.started(running))
     telemetry.on_step(events.step([("r2", 0)], 0))
     records = telemetry.records.records("r1", 0) + telemetry.records.records("r2", 0)
-    spans = telemetry.spans.recent["r1"]
+    spans = telemetry.spans.recent("r1")
     telemetry.on_ended(events.ended(running))
     telemetry.close()
     found = query.request(telemetry.settings.records_dir, "r1")
