@@ -25,8 +25,8 @@ class Plan:
     block: int = 8  # engine steps until the other of a pair has its turn
 
 
-WHOLE = Plan(5, (512, 2048), {1: 64, 8: 32, 16: 24, 32: 16}, {1: 96, 16: 40}, pairs=8, pair_seconds=45)
-QUICK = Plan(2, (512,), {1: 32, 16: 8}, {1: 96, 16: 40}, pairs=3, pair_seconds=0)
+WHOLE = Plan(5, (512, 2048), {1: 64, 8: 32, 16: 24, 32: 16}, {1: 96, 16: 96}, pairs=8, pair_seconds=60)
+QUICK = Plan(2, (512,), {1: 32, 16: 8}, {1: 96, 16: 96}, pairs=3, pair_seconds=0)
 
 
 def prefill(peers: Peers, variants: Sequence[Variant], text: Text, plan: Plan) -> list[Row]:

@@ -6,6 +6,7 @@ makes its spans exactly once, whatever way it ended.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -71,7 +72,8 @@ class Spans:
     ) -> None:
         self.settings = settings
         self.ids = ChosenIds()
-        self._recent: OrderedDict[str, list[Span]] = OrderedDict()
+        self._exported = exporter is not None
+        self._recent: OrderedDict[str, Callable[[], list[Span]]] = OrderedDict()
         self._provider = TracerProvider(
             sampler=RecordAll(ParentBased(TraceIdRatioBased(settings.trace_ratio))),
             resource=resource,
@@ -85,7 +87,17 @@ class Spans:
         self._tracer = self._provider.get_tracer("quaver")
 
     def emit(self, request: OpenRequest, ended: RequestEnded, outcome: str) -> None:
-        """Make the server span of a request and its children."""
+        """Take in a request that ended. Unless they are exported, its spans are made when somebody looks."""
+        make = functools.cache(lambda: self._make(request, ended, outcome))
+        if self._exported:
+            make()
+        if self.settings.traces_kept:
+            self._recent[request.started.meta.request_id] = make
+            while len(self._recent) > self.settings.traces_kept:
+                self._recent.popitem(last=False)
+
+    def _make(self, request: OpenRequest, ended: RequestEnded, outcome: str) -> list[Span]:
+        """The server span of a request, then its children."""
         started = request.started
         operation = names.OPERATIONS[started.endpoint]
         context = Context()
@@ -109,11 +121,11 @@ class Spans:
             cause = ended.error or ("client disconnected" if ended.disconnected else ended.reason)
             span.set_status(Status(StatusCode.ERROR, cause))
         span.end(_ns(end))
-        self._keep(started.meta.request_id, [span, *children])
+        return [span, *children]
 
     def recent(self, request_id: str) -> list[dict[str, Any]]:
         """Return the spans of one of the last requests, as `view` shows them; none of older ones."""
-        spans = self._recent.get(request_id, [])
+        spans = self._recent.get(request_id, list)()
         return [view(span) for span in spans if isinstance(span, ReadableSpan)]
 
     def close(self) -> bool:
@@ -206,13 +218,6 @@ class Spans:
             if math.isfinite(value)
         }
         return attributes | {names.QUAVER_ANNOTATION + key: v for key, v in request.annotations.items()}
-
-    def _keep(self, request_id: str, spans: list[Span]) -> None:
-        if not self.settings.traces_kept:
-            return
-        self._recent[request_id] = spans
-        while len(self._recent) > self.settings.traces_kept:
-            self._recent.popitem(last=False)
 
 
 def view(span: ReadableSpan) -> dict[str, Any]:

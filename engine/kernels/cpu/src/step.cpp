@@ -235,7 +235,8 @@ void Step::report(Outputs& outputs) const {
   std::copy_n(statistics.begin(), b.rows, outputs.rows);
   outputs.head_seconds = b.rows ? since(head_began) : 0;
   outputs.detail_seconds = 0;
-  for (const Thread& thread : threads) outputs.detail_seconds += thread.detail_seconds / team.size();
+  // The rows of a layer are explained side by side; one alone is waited for.
+  for (const Thread& thread : threads) outputs.detail_seconds += thread.detail_seconds / std::clamp(b.details, 1, team.size());
   for (int d = 0; d < b.details; ++d) {
     for (int i = 0; i < lens_layers; ++i)
       outputs.lens_entropy[d * b.layers + i] = statistics[b.rows + i * b.details + d].entropy;
