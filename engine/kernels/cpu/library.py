@@ -125,5 +125,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.quaver_model_vector.argtypes = [c_void_p, c_int, c_int, c_void_p, c_int]
     library.quaver_step.argtypes = [c_void_p, POINTER(Batch), POINTER(Outputs)]
     library.quaver_draw.argtypes = [c_void_p, c_void_p, c_int, c_int, *[c_void_p] * 5]
+    for function in (library.quaver_pack_block, library.quaver_unpack_block):
+        function.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int, c_int, c_void_p]
+    library.quaver_unpack_block.restype = None
     library.quaver_rows_statistics.argtypes = [c_void_p, c_void_p, c_int, c_int, c_void_p, c_void_p]
     return library

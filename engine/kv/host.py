@@ -1,0 +1,238 @@
+"""The host tier: packed blocks in memory, under a hard cap.
+
+A block lives in one slot of an arena. Invariant: a slot is free, or belongs to one entry; an entry
+that is forgotten while it is being stored or is pinned keeps its slot until that ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.kv.store import Counters, Found, Load, Slot
+
+log = logging.getLogger("quaver.engine")
+
+#: Takes the name, the tokens and the bytes of a block that makes room, and copies what it wants of them:
+#: the bytes are only good until it returns.
+Evicted = Callable[[bytes, bytes, NDArray[np.uint8]], None]
+
+
+class Policy(Protocol):
+    """Which block makes room. Names enter when their block becomes visible."""
+
+    def used(self, name: bytes) -> None:
+        """Note that a block came or was asked for."""
+
+    def removed(self, name: bytes) -> None:
+        """Forget a block."""
+
+    def victim(self, pinned: Callable[[bytes], bool]) -> bytes | None:
+        """The block that should go first among those not `pinned`; None: all are."""
+
+
+class LeastRecentlyUsed:
+    """The block that nobody has asked for the longest goes first."""
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, None] = {}  # the least recently used first
+
+    def used(self, name: bytes) -> None:
+        self._names.pop(name, None)
+        self._names[name] = None
+
+    def removed(self, name: bytes) -> None:
+        del self._names[name]
+
+    def victim(self, pinned: Callable[[bytes], bool]) -> bytes | None:
+        return next((name for name in self._names if not pinned(name)), None)
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A block, or one that is being stored. `tokens` are kept for the next tier's own digest."""
+
+    name: bytes
+    tokens: bytes
+    digest: bytes
+    slot: int
+    stored: bool = False
+    pins: int = 0
+
+
+class HostStore:
+    """A `Store` of blocks of `block_bytes` in at most `capacity_bytes` of memory.
+
+    The system gives the memory only as blocks are first written to it. `evicted` gets each block that
+    makes room for another; what it raises is counted and logged.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_bytes: int,
+        block_bytes: int,
+        evicted: Evicted | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.counters = Counters()
+        slots = capacity_bytes // block_bytes
+        self._arena = np.empty((slots, block_bytes), np.uint8)
+        self._free = list(range(slots - 1, -1, -1))  # low slots first: they have memory already
+        self._entries: dict[bytes, _Entry] = {}
+        self._policy = policy or LeastRecentlyUsed()
+        self._evicted = evicted
+        self._key = secrets.token_bytes(32)
+        self._closed = False
+
+    def lookup(self, name: bytes, tokens: bytes) -> Found:
+        """Whether the block is here; PENDING while it is being stored."""
+        entry = self._find(name, tokens)
+        if entry is None:
+            return Found.MISS
+        return Found.HIT if entry.stored else Found.PENDING
+
+    def prepare_load(self, name: bytes, tokens: bytes) -> Load | None:
+        """Pin a block, which is ready at once."""
+        entry = self._find(name, tokens)
+        if entry is None or not entry.stored:
+            self.counters.misses += 1
+            return None
+        self.counters.hits += 1
+        self._policy.used(name)
+        entry.pins += 1
+        return _Load(self, entry)
+
+    def prepare_store(self, name: bytes, tokens: bytes) -> Slot | None:
+        """Reserve a slot, evicting a block if none is free. A block that is here counts as used."""
+        entry = self._entries.get(name)
+        if entry is not None:
+            if entry.stored:
+                self._policy.used(name)
+            return None
+        if self._closed or not (self._free or self._evict()):
+            return None
+        entry = _Entry(name, tokens, self._digest(tokens), self._free.pop())
+        self._entries[name] = entry
+        self.counters.bytes_used += self._arena.shape[1]
+        return _Slot(self, entry)
+
+    def discard(self, name: bytes) -> None:
+        """Forget a block; its slot is free once nobody reads or writes it."""
+        entry = self._entries.get(name)
+        if entry is not None:
+            self._forget(entry)
+
+    def close(self) -> None:
+        """Forget all blocks, without handing them on, and take no more."""
+        for entry in list(self._entries.values()):
+            self._forget(entry)
+        self._closed = True
+        self._arena = self._arena[:0].copy()  # the memory goes once nobody reads or writes a block
+
+    def _find(self, name: bytes, tokens: bytes) -> _Entry | None:
+        entry = self._entries.get(name)
+        if entry is not None and not hmac.compare_digest(entry.digest, self._digest(tokens)):
+            self.counters.collisions += 1
+            return None
+        return entry
+
+    def _digest(self, tokens: bytes) -> bytes:
+        return hashlib.blake2b(tokens, key=self._key, digest_size=16).digest()
+
+    def _evict(self) -> bool:
+        """Free the slot of a block that is not pinned; False if there is none."""
+        name = self._policy.victim(lambda name: self._entries[name].pins > 0)
+        if name is None:
+            return False
+        entry = self._entries.pop(name)
+        self._policy.removed(name)
+        self.counters.evictions += 1
+        self._hand_on(entry)
+        self._give_back(entry)
+        return True
+
+    def _hand_on(self, entry: _Entry) -> None:
+        if self._evicted is None:
+            return
+        try:
+            self._evicted(entry.name, entry.tokens, self._block(entry))
+        except Exception:
+            self.counters.errors += 1
+            log.exception("an evicted KV block could not be handed on")
+
+    def _block(self, entry: _Entry) -> NDArray[np.uint8]:
+        """The entry's bytes, to read."""
+        block: NDArray[np.uint8] = self._arena[entry.slot]
+        block.flags.writeable = False
+        return block
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._entries[entry.name]
+        if entry.stored:
+            self._policy.removed(entry.name)
+            if not entry.pins:
+                self._give_back(entry)
+
+    def _complete(self, entry: _Entry, success: bool) -> None:
+        if self._entries.get(entry.name) is not entry:  # forgotten meanwhile
+            self._give_back(entry)
+        elif success:
+            entry.stored = True
+            self._policy.used(entry.name)
+            self.counters.stores += 1
+        else:
+            self.counters.errors += 1
+            self._forget(entry)
+            self._give_back(entry)
+
+    def _unpin(self, entry: _Entry) -> None:
+        entry.pins -= 1
+        if not entry.pins and self._entries.get(entry.name) is not entry:
+            self._give_back(entry)
+
+    def _give_back(self, entry: _Entry) -> None:
+        self._free.append(entry.slot)
+        self.counters.bytes_used -= self._arena.shape[1]
+
+
+class _Load:
+    """A pinned entry; none once it is released."""
+
+    def __init__(self, store: HostStore, entry: _Entry) -> None:
+        self._block = store._block(entry)
+        self._store = store
+        self._entry: _Entry | None = entry
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> NDArray[np.uint8] | None:
+        return None if self._entry is None else self._block
+
+    def release(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._store._unpin(entry)
+
+
+class _Slot:
+    """An entry that is being stored; none once that is over."""
+
+    def __init__(self, store: HostStore, entry: _Entry) -> None:
+        self.buffer = store._arena[entry.slot]
+        self._store = store
+        self._entry: _Entry | None = entry
+
+    def complete(self, success: bool) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._store._complete(entry, success)
