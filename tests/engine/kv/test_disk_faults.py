@@ -368,6 +368,52 @@ def test_a_load_nobody_waits_for(store: DiskStore, files: FaultyFiles) -> None:
     assert (store.counters.hits, store.counters.misses) == (1, 0)
 
 
+def _until(files: FaultyFiles, call: str, count: int) -> None:
+    ends = time.monotonic() + 5
+    while files.calls[call] < count:
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
+def test_a_block_discarded_in_the_middle_of_its_write(
+    store: DiskStore, folder: Path, files: FaultyFiles
+) -> None:
+    """It never appears, and its file goes."""
+    files.hang["fsync"] = 1
+    before = files.calls["fsync"]
+    assert put(store, 10, wait=False)
+    _until(files, "fsync", before + 1)
+    store.discard(name_of(10))
+    files.go.set()
+    assert store.flush()
+    assert store.lookup(name_of(10), tokens_of(10)) is Found.MISS
+    assert not _path(folder, 10).exists()
+    assert bytes_of(folder) == store.counters.bytes_used
+
+
+def test_a_block_written_anew_in_the_middle_of_a_load(store: DiskStore, files: FaultyFiles) -> None:
+    """A load of the old block is a miss, and does not delete the new one."""
+    files.hang["open"] = 1
+    before = files.calls["open"]
+    load = _load(store, 1)
+    _until(files, "open", before + 1)
+    store.discard(name_of(1))
+    slot = store.prepare_store(name_of(1), tokens_of(1))
+    assert slot is not None
+    slot.buffer[:] = 7
+    slot.complete(True)
+    assert store.flush()
+    files.go.set()
+    while not load.ready():
+        time.sleep(0.001)
+    assert load.result() is None
+    load.release()
+    block = get(store, 1)
+    assert block is not None
+    assert (block == 7).all()
+    assert store.counters.corrupt == 0
+
+
 def test_slow_reads_in_a_full_queue(store: DiskStore, files: FaultyFiles) -> None:
     """More loads than the disk reads in time: some are late, some refused, those that come are right."""
     files.slow_s = 0.05
