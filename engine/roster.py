@@ -147,7 +147,6 @@ class Roster:
         self.shares.admit(sequence.flow, sequence.pending)
         self.running.append(sequence)
 
-
     def _shared(self, admission: Admission) -> list[int]:
         """Make a sequence an owner of the pages that it reads, and return them."""
         sequence, donor = admission.sequence, admission.donor

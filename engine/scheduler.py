@@ -1,10 +1,10 @@
 """What the next step computes: one pure function over the queue and what runs.
 
 A sequence is admitted when the pages for its whole prompt and its longest answer are free, or only kept
-by the prefix cache, so nothing that runs is ever evicted and no order of arrivals can deadlock. The flow that has been
-served least is admitted next (`engine.fairness`), a flow's own requests in order of arrival; when
-the next one does not fit, nobody overtakes it. Decodes go first, then prompts in chunks, those of
-the least served flow before others, within one budget of tokens.
+by the prefix cache, so nothing that runs is ever evicted and no order of arrivals can deadlock. The
+flow that has been served least is admitted next (`engine.fairness`), a flow's own requests in order of
+arrival; when the next one does not fit, nobody overtakes it. Decodes go first, then prompts in chunks,
+those of the least served flow before others, within one budget of tokens.
 
 A prompt begins with the pages that the prefix cache has of it. Choices with one prompt (`n` > 1) are
 siblings: the first computes what is missing, the others wait until its whole pages are there and read
@@ -124,9 +124,10 @@ def plan(
 ) -> Plan:
     """Choose the work of the next step; changes nothing.
 
-    `free_pages` are those that nobody owns and those that are idle in `cache`. `served` are weighted tokens by flow (absent: none). `prompt_tokens` bounds the prompt tokens of
-    a step that decodes too. With `whole_chunks`, chunks end at multiples of `step_tokens` or at the
-    prompt's end whatever else runs (deterministic mode), so a step may exceed both bounds.
+    `free_pages` are those that nobody owns and those that are idle in `cache`. `served` are weighted
+    tokens by flow (absent: none). `prompt_tokens` bounds the prompt tokens of a step that decodes too.
+    With `whole_chunks`, chunks end at multiples of `step_tokens` or at the prompt's end whatever else
+    runs (deterministic mode), so a step may exceed both bounds.
     """
     served = served or {}
     unit = sharing_unit(page_size, step_tokens, whole_chunks)
