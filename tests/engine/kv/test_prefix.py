@@ -23,7 +23,7 @@ from engine.models.config import weight_shapes
 from engine.models.llama import Llama
 from engine.models.weights import stored
 from engine.roster import Roster
-from engine.scheduler import Sequence
+from engine.scheduler import Chunk, Sequence
 from engine.settings import EngineSettings
 from tests.engine.tiny import TINY
 
@@ -261,6 +261,20 @@ class Handed:
 
         cache.acquire = note  # type: ignore[method-assign]
 
+    def cut_as_cold(self, target: Engine) -> None:
+        """From now on see that prompts are cut where they are cut without a cache."""
+        plan, size = target.roster.plan, target.settings.step_tokens
+
+        def seen(now: float) -> list[Chunk]:
+            chunks = plan(now)
+            for chunk in chunks:
+                left = chunk.sequence.prompt_length - chunk.start
+                if left > 0:
+                    assert (chunk.start % size, chunk.count) == (0, min(size, left))
+            return chunks
+
+        target.roster.plan = seen  # type: ignore[method-assign]
+
     def take(self) -> Iterator[tuple[list[int], torch.Tensor]]:
         found, self.found = self.found, []
         return iter(found)
@@ -286,6 +300,8 @@ class PrefixMachine(RuleBasedStateMachine):
         if lru:
             self.engine.roster.cache._policy = Lru()
         self.handed = Handed(self.engine)
+        if deterministic:
+            self.handed.cut_as_cold(self.engine)
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Finish] = {}
         self.sent: dict[str, Submit] = {}
