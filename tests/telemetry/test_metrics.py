@@ -152,7 +152,8 @@ def test_levels_and_counters(telemetry: Telemetry, events: Events) -> None:
     events.run(telemetry, reason="abort", disconnected=True)
     telemetry.on_rejected(events.meta("r2"), 503, "breaker_open")
     assert sample(telemetry, "quaver_kv_pages", state="used") == 10
-    assert sample(telemetry, "quaver_kv_pages", state="free") == 30
+    assert sample(telemetry, "quaver_kv_pages", state="cached") == 6
+    assert sample(telemetry, "quaver_kv_pages", state="free") == 24
     assert sample(telemetry, "quaver_queue_depth") == 2
     assert sample(telemetry, "quaver_running") == 1
     assert sample(telemetry, "quaver_open_requests") == 0
