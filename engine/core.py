@@ -22,6 +22,7 @@ from engine.kv import names
 from engine.kv.pages import PagePool
 from engine.kv.policy import Cost, Recompute
 from engine.kv.prefix import PrefixCache
+from engine.kv.tiers_open import open_tiers
 from engine.messages import (
     EngineStats,
     Finish,
@@ -29,7 +30,9 @@ from engine.messages import (
     Ready,
     StepOutput,
     Submit,
+    TierStats,
 )
+from engine.models.native import NativeLlama
 from engine.models.step import Floats, Ints, Model, Output
 from engine.roster import Roster
 from engine.scheduler import Chunk, Sequence
@@ -37,6 +40,8 @@ from engine.settings import EngineSettings
 from engine.signals import Aggregates, head_sums, token_signals
 
 MAX_TOP_LOGPROBS = 20
+_TIERS_EVERY_S = 0.5
+_WAIT_S = 0.01  # of a step that has nothing to compute, for what is being loaded
 
 
 class RequestError(ValueError):
@@ -73,20 +78,32 @@ class Engine:
         )
         self.budget = Budget(settings.signal_budget, config.layers)
         recompute = Recompute.of(config, settings.page_size)
+        fingerprint = _fingerprint(model, settings, source)
+        cache = PrefixCache(self.pool, fingerprint, Cost(recompute))
+        self.tiers = open_tiers(
+            settings,
+            config,
+            cache,
+            fingerprint=fingerprint,
+            recompute=recompute,
+            kernels=model.kernels if isinstance(model, NativeLlama) else None,
+        )
         self.roster = Roster(
             self.pool,
             step_tokens=settings.step_tokens,
             max_running=settings.max_running,
             itl_slo_s=settings.itl_slo_ms / 1000,
             whole_chunks=settings.deterministic,
-            cache=PrefixCache(self.pool, _fingerprint(model, settings, source), Cost(recompute)),
+            cache=cache,
             recompute=recompute,
+            tiers=self.tiers,
         )
         self._sources: dict[tuple[str, int], torch.Generator | None] = {}
         self._aggregates: dict[tuple[str, int], Aggregates] = {}
         self._touched: dict[str, set[str]] = {}
         self._finished: list[Finish] = []
         self._steps = 0
+        self._tiers_told = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -153,10 +170,11 @@ class Engine:
             for sequence in call.sequences:
                 self._end_if_over(sequence)
         self._steps += 1
+        moving_s = self._move(waiting=not chunks)
         duration = time.monotonic() - began
         found["detail_s"] = granted_s + found.get("detail_s", 0.0)
         self.budget.settle(grant, duration, found["detail_s"])
-        self.roster.learn(chunks, duration)
+        self.roster.learn(chunks, duration - moving_s)
         return StepOutput(
             step=self._steps,
             time=time.time(),
@@ -168,6 +186,7 @@ class Engine:
             touched=touched,
             finished=self._take_finished(),
             stats=self.stats(),
+            tiers=self._tier_stats(),
             **found,
         )
 
@@ -186,6 +205,13 @@ class Engine:
             prefix_collisions=cache.counters.collisions,
             prefix_saved_s=self.roster.saved_s,
         )
+
+    def close(self) -> None:
+        """End what runs and close the stores of the KV cache; after it nothing is submitted or computed."""
+        for sequence in self.roster.everyone:
+            self._finish(sequence, "abort")
+        if self.tiers is not None:
+            self.tiers.close()
 
     def check(self) -> None:
         """Raise AssertionError if the roster's books are wrong, or anything outlives its sequence."""
@@ -220,6 +246,23 @@ class Engine:
             )
         if not 0 <= params.top_logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError("invalid_top_logprobs", f"top_logprobs must be 0 … {MAX_TOP_LOGPROBS}")
+
+    def _move(self, waiting: bool) -> float:
+        """Copy pages ahead; with nothing to compute, wait for a load. Return the seconds all moving took."""
+        if self.tiers is None:
+            return 0.0
+        self.tiers.write_ahead()
+        if waiting:
+            self.tiers.wait(_WAIT_S)
+        return self.tiers.step_s
+
+    def _tier_stats(self) -> list[TierStats]:
+        """Figures of the tiers, when some time has passed since they were told."""
+        now = time.monotonic()
+        if self.tiers is None or now - self._tiers_told < _TIERS_EVERY_S:
+            return []
+        self._tiers_told = now
+        return self.tiers.stats()
 
     def _take_finished(self) -> list[Finish]:
         finished, self._finished = self._finished, []
@@ -361,6 +404,7 @@ class Engine:
                 reason=reason,
                 prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.shared,
+                tier_tokens=sequence.tier_tokens,
                 completion_tokens=sequence.emitted,
                 queued_s=admitted - sequence.arrived,
                 prefill_s=(sequence.first_token or now) - admitted,

@@ -138,6 +138,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     prompt_tokens: int
     cached_tokens: int = 0  # of the prompt's: were there and not computed
+    tier_tokens: dict[str, int] = {}  # of these, from "device", "host", "disk"; none where none
     completion_tokens: int
     queued_s: float
     prefill_s: float
@@ -161,6 +162,31 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_evictions: int = 0
     prefix_collisions: int = 0
     prefix_saved_s: float = 0.0
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier of the KV cache below the page pool: levels, and counts since the model process began.
+
+    `hits`, `misses` and `late` count blocks that a prompt wanted. `load_s` and `store_s` are seconds of
+    the engine's thread, but for `load_s` of "disk": what prompts waited.
+    """
+
+    tier: str  # "host" or "disk"
+    bytes_used: int
+    bytes_total: int
+    blocks: int
+    hits: int
+    misses: int
+    stores: int
+    evictions: int
+    loaded_bytes: int
+    stored_bytes: int
+    load_s: float
+    store_s: float
+    corrupt: int
+    late: int
+    errors: int
+    collisions: int
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -200,6 +226,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     finished: list[Finish] = []
     touched: dict[str, list[str]] = {}  # request id -> faults that first acted on it in this step
     stats: EngineStats
+    tiers: list[TierStats] = []  # now and then
 
 
 class FaultsActive(msgspec.Struct, frozen=True, tag="faults"):

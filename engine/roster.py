@@ -9,8 +9,9 @@ from engine.fairness import Shares
 from engine.kv.pages import PagePool
 from engine.kv.policy import Recompute
 from engine.kv.prefix import PrefixCache
+from engine.kv.tiers import Tiers
 from engine.load import StepCost
-from engine.scheduler import Admission, Chunk, Sequence, plan, shareable, sharing_unit
+from engine.scheduler import Admission, Chunk, Sequence, admissions, chunks_of, shareable, sharing_unit
 
 
 class Roster:
@@ -18,7 +19,8 @@ class Roster:
 
     One that runs owns the pages for its longest answer, one that waits owns none. Siblings that run
     share the whole pages of their prompt, and everybody those that `cache` keeps; what a step writes
-    lies in pages with one owner. `recompute` says what a page takes that is not computed.
+    lies in pages with one owner. `recompute` says what a page takes that is not computed. One that is
+    `loading` runs, owns its pages, and is not computed until what it waits for is there.
     """
 
     def __init__(
@@ -31,10 +33,12 @@ class Roster:
         whole_chunks: bool,
         cache: PrefixCache | None = None,
         recompute: Recompute | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.pool = pool
         self.cache = cache or PrefixCache(pool)
         self.recompute = recompute or Recompute(pool.page_size)
+        self.tiers = tiers
         self.saved_s = 0.0  # computing that hits made unnecessary
         self.step_tokens = step_tokens
         self.max_running = max_running
@@ -66,26 +70,22 @@ class Roster:
     def plan(self, now: float) -> list[Chunk]:
         """Admit whoever is next at time `now`, and return the chunks of the next step."""
         decodes = sum(sequence.decoding for sequence in self.running)
-        chosen = plan(
+        served = dict(self.shares.served)
+        if self.tiers is not None:
+            self.tiers.begin_step(decodes > 0)
+        self._admit(now)
+        self._load()
+        chunks = chunks_of(
             self.running,
-            self.waiting,
             step_tokens=self.step_tokens,
-            max_running=self.max_running,
-            free_pages=self.pool.free + self.cache.idle,
-            page_size=self.pool.page_size,
-            served=self.shares.served,
+            served=served,
             prompt_tokens=self.cost.prompt_within(self.itl_slo_s, decodes) if self.itl_slo_s else None,
             whole_chunks=self.whole_chunks,
-            cache=self.cache,
         )
-        for admission in chosen.admit:  # all of them, before room for the first is made
-            admission.sequence.pages = self._shared(admission)
-        for admission in chosen.admit:
-            self._admit(admission, now)
-        for chunk in chosen.chunks:
+        for chunk in chunks:
             if chunk.sequence.decoding:
                 self.shares.charge(chunk.sequence.flow, 1)
-        return chosen.chunks
+        return chunks
 
     def learn(self, chunks: list[Chunk], seconds: float) -> None:
         """Take in how long the step over `chunks` took. Call it after their tokens are counted."""
@@ -100,14 +100,11 @@ class Roster:
         depend, in the last bit, on how the batch was composed.
         """
         for chunk in chunks:
-            sequence = chunk.sequence
-            if sequence.chain is None or sequence.tainted:
-                continue
-            computed = sequence.computed
+            computed = chunk.sequence.computed
             if self.whole_chunks:
-                computed = min(computed, sequence.prompt_length // self.step_tokens * self.step_tokens)
-            full = computed // self.pool.page_size
-            self.cache.keep(sequence.chain, sequence.tokens, sequence.pages, full)
+                whole = chunk.sequence.prompt_length // self.step_tokens * self.step_tokens
+                computed = min(computed, whole)
+            self._keep(chunk.sequence, computed)
 
     def taint(self, pages: Iterable[int]) -> None:
         """Have nobody else read pages that a fault has touched, nor what was computed from them."""
@@ -119,6 +116,7 @@ class Roster:
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and its pages back."""
         if sequence.pages:
+            self._cancel(sequence)
             self.running.remove(sequence)
             self.cache.release(sequence.pages)
             sequence.pages = []
@@ -137,29 +135,80 @@ class Roster:
             unwritten = sequence.pages[sequence.computed // self.pool.page_size :]
             assert all(owned[page] == 1 for page in unwritten), "a page with several owners is to be written"
             assert sequence in sequence.siblings, "a sequence has left its siblings"
+        if self.tiers is not None:
+            waited = {sequence.loading for sequence in self.running} - {None}
+            assert waited == self.tiers.loadings, "a load outlives its sequence, or the reverse"
 
-    def _admit(self, admission: Admission, now: float) -> None:
-        sequence = admission.sequence
-        self.waiting.remove(sequence)
-        sequence.pages += self.cache.take(self.pool.needed(sequence.longest) - len(sequence.pages))
-        sequence.computed = sequence.shared = admission.shared
-        sequence.admitted = now
-        self.shares.admit(sequence.flow, sequence.pending)
-        self.running.append(sequence)
+    def _admit(self, now: float) -> None:
+        """Let in whoever is next, and begin to load what lower tiers have of their prompts."""
+        chosen = admissions(
+            self.waiting,
+            room=self.max_running - len(self.running),
+            free_pages=self.pool.free + self.cache.idle,
+            page_size=self.pool.page_size,
+            served=self.shares.served,
+            unit=self._unit,
+            cache=self.cache,
+        )
+        for admission in chosen:  # all of them, before room for the first is made, here or in the host
+            self._share(admission)
+        for admission in chosen:
+            sequence = admission.sequence
+            self.waiting.remove(sequence)
+            sequence.pages += self.cache.take(self.pool.needed(sequence.longest) - len(sequence.pages))
+            sequence.admitted = now
+            self.shares.admit(sequence.flow, sequence.pending)
+            self.running.append(sequence)
 
-    def _shared(self, admission: Admission) -> list[int]:
-        """Make a sequence an owner of the pages that it reads, and return them."""
+    def _load(self) -> None:
+        """Take in blocks that have come for those who wait for them; a flow is not charged for them."""
+        for sequence in self.running:
+            loading = sequence.loading
+            if loading is None or self.tiers is None:
+                continue
+            computed = self.tiers.advance(loading, sequence.pages, sequence.computed)
+            if computed > sequence.computed:
+                self.shares.charge(sequence.flow, sequence.computed - computed)
+                sequence.computed = sequence.shared = computed
+                self._keep(sequence, computed)
+            if loading.over:
+                sequence.tier_tokens |= loading.tokens
+                sequence.loading = None
+
+    def _keep(self, sequence: Sequence, computed: int) -> None:
+        if sequence.chain is not None and not sequence.tainted:
+            full = computed // self.pool.page_size
+            self.cache.keep(sequence.chain, sequence.tokens, sequence.pages, full)
+
+    def _cancel(self, sequence: Sequence) -> None:
+        """Let go of what a sequence waits for."""
+        if sequence.loading is not None and self.tiers is not None:
+            self.tiers.cancel(sequence.loading)
+            sequence.tier_tokens |= sequence.loading.tokens
+            sequence.loading = None
+
+    def _share(self, admission: Admission) -> None:
+        """Make a sequence an owner of the pages that it reads, and look for what follows them."""
         sequence, donor = admission.sequence, admission.donor
+        sequence.computed = sequence.shared = admission.shared
+        if admission.shared:
+            sequence.tier_tokens["device"] = admission.shared
         count = admission.shared // self.pool.page_size
         if donor is not None:
             self.cache.share(donor.pages[:count])
-            return donor.pages[:count]
-        if sequence.chain is None:
-            return []
-        self.saved_s += self.cost.prompt_s * sum(map(self.recompute.tokens, range(count)))
-        unit = sharing_unit(self.pool.page_size, self.step_tokens, self.whole_chunks)
-        wanted = shareable(sequence, unit) // self.pool.page_size
-        return self.cache.acquire(sequence.chain, count, wanted)
+            sequence.pages = donor.pages[:count]
+        elif sequence.chain is not None:
+            self.saved_s += self.cost.prompt_s * sum(map(self.recompute.tokens, range(count)))
+            wanted = shareable(sequence, self._unit) // self.pool.page_size
+            sequence.pages = self.cache.acquire(sequence.chain, count, wanted)
+            if self.tiers is not None:
+                sequence.loading = self.tiers.begin(
+                    sequence.chain, sequence.tokens, count, wanted, self.cost.prompt_s
+                )
+
+    @property
+    def _unit(self) -> int:
+        return sharing_unit(self.pool.page_size, self.step_tokens, self.whole_chunks)
 
 
 def _same_prompt(one: Sequence, other: Sequence) -> bool:

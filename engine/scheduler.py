@@ -1,4 +1,4 @@
-"""What the next step computes: one pure function over the queue and what runs.
+"""Who is admitted and what the next step computes: pure functions over the queue and what runs.
 
 A sequence is admitted when the pages for its whole prompt and its longest answer are free, or only kept
 by the prefix cache, so nothing that runs is ever evicted and no order of arrivals can deadlock. The
@@ -8,7 +8,8 @@ those of the least served flow before others, within one budget of tokens.
 
 A prompt begins with the pages that the prefix cache has of it. Choices with one prompt (`n` > 1) are
 siblings: the first computes what is missing, the others wait until its whole pages are there and read
-them. A page with several readers is never written.
+them. A page with several readers is never written. While a prompt waits for blocks of a lower tier,
+nothing of it is computed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 
 from engine.fairness import Flow, flow_of
 from engine.kv.prefix import Chain, PrefixCache
+from engine.kv.tiers import Loading
 from engine.messages import Submit
 
 
@@ -29,7 +31,8 @@ class Sequence:
     """One choice being generated. `tokens` is prompt + answer; the first `computed` are in the pages.
 
     `siblings` is one list that all open choices with the same prompt share, this one among them. Its
-    first `shared` tokens were there when it was admitted. `chain` names its pages in the prefix cache;
+    first `shared` tokens were not computed for it: `tier_tokens` says where they came from; `loading` is
+    what it still waits for. `chain` names its pages in the prefix cache;
     without one it neither reads nor keeps any. `tainted`: a fault has touched its pages, so that nobody
     else may read them.
     """
@@ -46,6 +49,8 @@ class Sequence:
     chain: Chain | None = None
     shared: int = 0
     tainted: bool = False
+    loading: Loading | None = None
+    tier_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -101,58 +106,37 @@ class Admission:
     shared: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Sequences to admit, in order, and the chunks of the step, decodes first."""
-
-    admit: list[Admission]
-    chunks: list[Chunk]
-
-
-def plan(
+def chunks_of(
     running: Ordered[Sequence],
-    waiting: Ordered[Sequence],
     *,
     step_tokens: int,
-    max_running: int,
-    free_pages: int,
-    page_size: int,
     served: Mapping[Flow, float] | None = None,
     prompt_tokens: int | None = None,
     whole_chunks: bool = False,
-    cache: PrefixCache | None = None,
-) -> Plan:
-    """Choose the work of the next step; changes nothing.
+) -> list[Chunk]:
+    """Choose what the next step computes, decodes first; changes nothing.
 
-    `free_pages` are those that nobody owns and those that are idle in `cache`. `served` are weighted
-    tokens by flow (absent: none). `prompt_tokens` bounds the prompt tokens of a step that decodes too.
-    With `whole_chunks`, chunks end at multiples of `step_tokens` or at the prompt's end whatever else
-    runs (deterministic mode), so a step may exceed both bounds.
+    `served` are weighted tokens by flow (absent: none). `prompt_tokens` bounds the prompt tokens of a
+    step that decodes too. With `whole_chunks`, chunks end at multiples of `step_tokens` or at the
+    prompt's end whatever else runs (deterministic mode), so a step may exceed both bounds.
     """
     served = served or {}
-    unit = sharing_unit(page_size, step_tokens, whole_chunks)
-    room = max_running - len(running)
-    admit = _admissions(
-        waiting, served, room=room, free_pages=free_pages, page_size=page_size, unit=unit, cache=cache
-    )
-
     chunks = [Chunk(s, s.computed, 1) for s in running if s.decoding]
     budget = step_tokens
     if not whole_chunks:
         budget = max(step_tokens - len(chunks), 1)
         if chunks and prompt_tokens is not None:
             budget = max(min(budget, prompt_tokens), 1)
-    prompts = [(s, s.computed) for s in running if not s.decoding] + [(a.sequence, a.shared) for a in admit]
-    for sequence, start in sorted(prompts, key=lambda item: served.get(item[0].flow, 0.0)):
-        pending = len(sequence.tokens) - start
-        count = min(pending, step_tokens if whole_chunks else budget)
+    prompts = [s for s in running if not s.decoding and s.loading is None]
+    for sequence in sorted(prompts, key=lambda s: served.get(s.flow, 0.0)):
+        count = min(sequence.pending, step_tokens if whole_chunks else budget)
         if count > budget:
             break
-        chunks.append(Chunk(sequence, start, count))
+        chunks.append(Chunk(sequence, sequence.computed, count))
         budget -= count
         if budget == 0:
             break
-    return Plan(admit, chunks)
+    return chunks
 
 
 def sharing_unit(page_size: int, step_tokens: int, whole_chunks: bool) -> int:
@@ -165,21 +149,25 @@ def shareable(sequence: Sequence, unit: int) -> int:
     return (sequence.prompt_length - 1) // unit * unit
 
 
-def _admissions(
+def admissions(
     waiting: Ordered[Sequence],
-    served: Mapping[Flow, float],
     *,
     room: int,
     free_pages: int,
     page_size: int,
-    unit: int,
-    cache: PrefixCache | None,
+    served: Mapping[Flow, float] | None = None,
+    unit: int | None = None,
+    cache: PrefixCache | None = None,
 ) -> list[Admission]:
-    """Return who is admitted; those whose sibling is at their prompt wait and stop nobody.
+    """Return who is admitted, at most `room`, in order; changes nothing.
+
+    `free_pages` are those that nobody owns and those that are idle in `cache`. Those whose sibling is at
+    their prompt wait and stop nobody. `unit` is what `sharing_unit` says (absent: a page).
 
     An idle page of the cache is either read by whom is admitted or given up, never both: it counts as
     taken by the first who reads it.
     """
+    served, unit = served or {}, unit or page_size
     queues: dict[Flow, deque[Sequence]] = {}
     for sequence in waiting:
         queues.setdefault(sequence.flow, deque()).append(sequence)

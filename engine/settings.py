@@ -51,6 +51,19 @@ class EngineSettings(BaseSettings):
     prefix_cache: bool = Field(
         True, description="keep pages of prompts and answers, for prompts of that tenant that begin alike"
     )
+    kv_host_mb: int = Field(
+        512,
+        ge=0,
+        description="MiB of memory for what the KV pool gives up, in 8 bits; 0: off, as with "
+        "QUAVER_DETERMINISTIC",
+    )
+    kv_disk_dir: Path | None = Field(
+        None, description="folder for what that memory gives up, read again after a restart; unset: none"
+    )
+    kv_disk_mb: int = Field(4096, ge=1, description="MiB that the files in QUAVER_KV_DISK_DIR may take")
+    kv_deadline_s: float = Field(
+        1.0, gt=0, description="seconds that a prompt waits for the disk before it is computed again"
+    )
     max_running: int = Field(16, ge=1, description="choices decoded together")
     max_waiting: int = Field(64, ge=0, description="choices let in beyond the admission pool before 429")
     step_tokens: int = Field(

@@ -88,6 +88,16 @@ class DiskStore:
         """The store's own, kept up to date by its threads."""
         return self._folder.counters
 
+    @property
+    def blocks(self) -> int:
+        """Blocks that can be read."""
+        return len(self._index.entries)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What all files may take."""
+        return self._index.capacity_bytes
+
     def lookup(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Found:
         """Say whether the block is here; PENDING while it is read or written."""
         label = self._folder.label(name, tokens, salt)

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,9 +22,22 @@ from engine.kv.store import Counters, Found, Load, Slot
 
 log = logging.getLogger("quaver.engine")
 
-#: Takes the name, the tokens and the bytes of a block that makes room, and copies what it wants of them:
-#: the bytes are only good until it returns.
-Evicted = Callable[[bytes, bytes, NDArray[np.uint8]], None]
+
+@dataclass(frozen=True)
+class Victim:
+    """A block that makes room, `age_s` seconds after it came or was last asked for.
+
+    `block` is only good until the one who is told of it returns.
+    """
+
+    name: bytes
+    tokens: bytes
+    salt: bytes
+    age_s: float
+    block: NDArray[np.uint8]
+
+
+Evicted = Callable[[Victim], None]
 
 
 class Policy(Protocol):
@@ -58,12 +72,14 @@ class LeastRecentlyUsed:
 
 @dataclass(eq=False)
 class _Entry:
-    """A block, or one that is being stored. `tokens` are kept for the next tier's own digest."""
+    """A block, or one that is being stored. `tokens` and `salt` are kept for the next tier's own digests."""
 
     name: bytes
     tokens: bytes
+    salt: bytes
     digest: bytes
     slot: int
+    used: float  # when it came or was last asked for
     stored: bool = False
     pins: int = 0
 
@@ -82,45 +98,57 @@ class HostStore:
         block_bytes: int,
         evicted: Evicted | None = None,
         policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = Counters()
+        self._clock = clock
         slots = capacity_bytes // block_bytes
         self._arena = np.empty((slots, block_bytes), np.uint8)
         self._free = list(range(slots - 1, -1, -1))  # low slots first: they have memory already
         self._entries: dict[bytes, _Entry] = {}
         self._policy = policy or LeastRecentlyUsed()
-        self._evicted = evicted
+        self.evicted = evicted
         self._key = secrets.token_bytes(32)
         self._closed = False
 
-    def lookup(self, name: bytes, tokens: bytes) -> Found:
+    @property
+    def blocks(self) -> int:
+        """Blocks that are here, or being stored."""
+        return len(self._entries)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self._arena.nbytes
+
+    def lookup(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Found:
         """Whether the block is here; PENDING while it is being stored."""
-        entry = self._find(name, tokens)
+        entry = self._find(name, tokens, salt)
         if entry is None:
             return Found.MISS
         return Found.HIT if entry.stored else Found.PENDING
 
-    def prepare_load(self, name: bytes, tokens: bytes) -> Load | None:
+    def prepare_load(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Load | None:
         """Pin a block, which is ready at once."""
-        entry = self._find(name, tokens)
+        entry = self._find(name, tokens, salt)
         if entry is None or not entry.stored:
             self.counters.misses += 1
             return None
         self.counters.hits += 1
-        self._policy.used(name)
+        self._touch(entry)
         entry.pins += 1
         return _Load(self, entry)
 
-    def prepare_store(self, name: bytes, tokens: bytes) -> Slot | None:
+    def prepare_store(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Slot | None:
         """Reserve a slot, evicting a block if none is free. A block that is here counts as used."""
         entry = self._entries.get(name)
         if entry is not None:
             if entry.stored:
-                self._policy.used(name)
+                self._touch(entry)
             return None
-        if self._closed or not (self._free or self._evict()):
+        if self._closed or not (self._free or self.evict()):
             return None
-        entry = _Entry(name, tokens, self._digest(tokens), self._free.pop())
+        entry = _Entry(name, tokens, salt, self._digest(tokens, salt), self._free.pop(), self._clock())
         self._entries[name] = entry
         self.counters.bytes_used += self._arena.shape[1]
         return _Slot(self, entry)
@@ -131,25 +159,8 @@ class HostStore:
         if entry is not None:
             self._forget(entry)
 
-    def close(self) -> None:
-        """Forget all blocks, without handing them on, and take no more."""
-        for entry in list(self._entries.values()):
-            self._forget(entry)
-        self._closed = True
-        self._arena = self._arena[:0].copy()  # the memory goes once nobody reads or writes a block
-
-    def _find(self, name: bytes, tokens: bytes) -> _Entry | None:
-        entry = self._entries.get(name)
-        if entry is not None and not hmac.compare_digest(entry.digest, self._digest(tokens)):
-            self.counters.collisions += 1
-            return None
-        return entry
-
-    def _digest(self, tokens: bytes) -> bytes:
-        return hashlib.blake2b(tokens, key=self._key, digest_size=16).digest()
-
-    def _evict(self) -> bool:
-        """Free the slot of a block that is not pinned; False if there is none."""
+    def evict(self) -> bool:
+        """Hand on a block that is not pinned and free its slot; False if there is none."""
         name = self._policy.victim(lambda name: self._entries[name].pins > 0)
         if name is None:
             return False
@@ -160,11 +171,34 @@ class HostStore:
         self._give_back(entry)
         return True
 
+    def close(self) -> None:
+        """Forget all blocks, without handing them on, and take no more."""
+        for entry in list(self._entries.values()):
+            self._forget(entry)
+        self._closed = True
+        self._arena = self._arena[:0].copy()  # the memory goes once nobody reads or writes a block
+
+    def _touch(self, entry: _Entry) -> None:
+        entry.used = self._clock()
+        self._policy.used(entry.name)
+
+    def _find(self, name: bytes, tokens: bytes, salt: bytes) -> _Entry | None:
+        entry = self._entries.get(name)
+        if entry is not None and not hmac.compare_digest(entry.digest, self._digest(tokens, salt)):
+            self.counters.collisions += 1
+            return None
+        return entry
+
+    def _digest(self, tokens: bytes, salt: bytes) -> bytes:
+        """The tokens of all blocks are as many, so that they and the salt cannot be taken for others."""
+        return hashlib.blake2b(salt + tokens, key=self._key, digest_size=16).digest()
+
     def _hand_on(self, entry: _Entry) -> None:
-        if self._evicted is None:
+        if self.evicted is None:
             return
         try:
-            self._evicted(entry.name, entry.tokens, self._block(entry))
+            age_s = self._clock() - entry.used
+            self.evicted(Victim(entry.name, entry.tokens, entry.salt, age_s, self._block(entry)))
         except Exception:
             self.counters.errors += 1
             log.exception("an evicted KV block could not be handed on")
@@ -187,7 +221,7 @@ class HostStore:
             self._give_back(entry)
         elif success:
             entry.stored = True
-            self._policy.used(entry.name)
+            self._touch(entry)
             self.counters.stores += 1
         else:
             self.counters.errors += 1

@@ -29,16 +29,22 @@ from engine.kv.policy import Cost, Policy, Recompute, Use
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A page that is kept. `children` are the kept pages that continue it."""
+    """A page that is kept. `children` are the kept pages that continue it.
+
+    `tokens` (int32 LE) and the tenant's `salt` are for the tiers below, which have digests of their own.
+    """
 
     name: bytes
     digest: bytes
+    tokens: bytes
+    salt: bytes
     page: int
     depth: int
     parent: Entry | None
     use: Use
     children: set[Entry] = field(default_factory=set)
     rank: float = 0.0  # as it lies in the heap
+    copied: bool = False  # with the pages before it, to the tier below: a block ends here
 
 
 @dataclass(eq=False, slots=True)
@@ -86,11 +92,17 @@ class PrefixCache:
         self._pages: dict[int, Entry] = {}
         self._idle: set[int] = set()
         self._heap: list[tuple[float, bytes]] = []  # idle leaves, and what was one once
+        #: Told of each page before room is made of it, while it and all pages before it still are kept.
+        self.leaving: Callable[[Entry], None] | None = None
 
     @property
     def idle(self) -> int:
         """Pages that can be given up."""
         return len(self._idle)
+
+    def entries(self) -> list[Entry]:
+        """Return all that is kept, a page after those before it."""
+        return list(self._entries.values())
 
     def is_idle(self, page: int) -> bool:
         """Whether nobody but the cache owns a page."""
@@ -137,7 +149,11 @@ class PrefixCache:
             name, digest = chain.names[index], chain.digests[index]
             entry = self._entries.get(name)
             if entry is None:
-                entry = self._insert(name, digest, pages[index], chain.tip)
+                start = index * self.pool.page_size
+                text = names.token_bytes(tokens[start : start + self.pool.page_size])
+                use = Use(self._clock())
+                entry = Entry(name, digest, text, chain.salt, pages[index], index, chain.tip, use)
+                self._insert(entry)
             elif not _is(entry, digest, chain.tip):
                 return
             elif entry.page != pages[index]:
@@ -169,6 +185,11 @@ class PrefixCache:
             entry = self._pages[page]
             entry.use.touch(now)
             self._offer(entry)
+
+    def next_to_leave(self, count: int) -> list[Entry]:
+        """Return about the `count` idle leaves that would be given up first."""
+        found = (self._offered(*item) for item in self._heap[:count])  # of a heap, the low end
+        return [entry for entry in found if entry is not None]
 
     def taint(self, pages: Iterable[int]) -> None:
         """Forget pages whose values are not what their tokens compute to, and all that continues them.
@@ -217,14 +238,11 @@ class PrefixCache:
             for start in range(len(chain.digests) * size, len(chain.names) * size, size):
                 chain.digests.append(names.token_digest(chain.key, tokens[start : start + size]))
 
-    def _insert(self, name: bytes, digest: bytes, page: int, parent: Entry | None) -> Entry:
-        depth = parent.depth + 1 if parent is not None else 0
-        entry = Entry(name, digest, page, depth, parent, Use(self._clock()))
-        self.pool.share([page])
-        self._entries[name] = self._pages[page] = entry
-        if parent is not None:
-            parent.children.add(entry)
-        return entry
+    def _insert(self, entry: Entry) -> None:
+        self.pool.share([entry.page])
+        self._entries[entry.name] = self._pages[entry.page] = entry
+        if entry.parent is not None:
+            entry.parent.children.add(entry)
 
     def _offer(self, entry: Entry) -> None:
         """Put an idle leaf into the heap, and what it once was out of it when that is most of it."""
@@ -248,6 +266,8 @@ class PrefixCache:
         while entry is None:
             entry = self._offered(*heapq.heappop(self._heap))
         self.counters.evictions += 1
+        if self.leaving is not None:
+            self.leaving(entry)
         self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:

@@ -68,19 +68,27 @@ class Slot(Protocol):
 
 
 class Store(Protocol):
-    """Blocks by name. `tokens` are the block's, as little-endian int32."""
+    """Blocks by name. `tokens` are the block's, as little-endian int32; `salt` is the tenant's."""
 
     @property
     def counters(self) -> Counters:
         """The store's own, kept up to date."""
 
-    def lookup(self, name: bytes, tokens: bytes) -> Found:
+    @property
+    def blocks(self) -> int:
+        """Blocks that it holds."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What `bytes_used` may come to."""
+
+    def lookup(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Found:
         """Say whether a load would be handed out now. Counts neither hits nor misses."""
 
-    def prepare_load(self, name: bytes, tokens: bytes) -> Load | None:
+    def prepare_load(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Load | None:
         """Pin the block and begin to fetch it; None is a miss."""
 
-    def prepare_store(self, name: bytes, tokens: bytes) -> Slot | None:
+    def prepare_store(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Slot | None:
         """Make room for a block; None: it is there, is being stored, or there is no room now."""
 
     def discard(self, name: bytes) -> None:

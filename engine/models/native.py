@@ -69,7 +69,7 @@ class NativeLlama:
         self.dtype = torch.bfloat16
         self.device = torch.device("cpu")
         self.ops = NativeOps(kernels, self)
-        self._kernels = kernels
+        self.kernels = kernels
         self._head_seconds: dict[int, float] = {}
         self._no_logits = torch.empty((0, config.vocab))
         cos, sin = rotary.tables(config, positions)
@@ -100,7 +100,7 @@ class NativeLlama:
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
-            self._kernels.quaver_model_destroy(self.handle)
+            self.kernels.quaver_model_destroy(self.handle)
 
     def step(self, batch: Batch, pool: PagePool, keep: list[int]) -> Output:
         """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
@@ -140,7 +140,7 @@ class NativeLlama:
             lens_entropy=lens.ctypes.data,
             heads=heads.ctypes.data,
         )
-        if self._kernels.quaver_step(self.handle, ctypes.byref(asked), ctypes.byref(answer)):
+        if self.kernels.quaver_step(self.handle, ctypes.byref(asked), ctypes.byref(answer)):
             raise MemoryError(f"no memory for a step of {len(batch.tokens)} tokens")
         seconds = self._lens_seconds(rows, len(spans) * len(layers), answer.head_seconds)
         return Output(
@@ -183,14 +183,14 @@ class NativeLlama:
             if kind not in KINDS:
                 kind, data = "F32", piece.tensor().contiguous().numpy()
             count = piece.shape[0]
-            self._kernels.quaver_model_matrix(
+            self.kernels.quaver_model_matrix(
                 self.handle, layer, PARTS.index(part), first, count, KINDS.index(kind), data.ctypes.data
             )
             first += count
 
     def _set_vector(self, layer: int, part: str, pieces: list[StoredWeight]) -> None:
         values = torch.cat([piece.tensor().flatten() for piece in pieces])
-        self._kernels.quaver_model_vector(
+        self.kernels.quaver_model_vector(
             self.handle, layer, PARTS.index(part), values.data_ptr(), values.numel()
         )
 

@@ -247,5 +247,6 @@ def main() -> None:
         log.exception("the engine failed")
         raise SystemExit(1) from None
     finally:
+        engine.close()
         socket.close()
         zmq.Context.instance().term()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from numpy.typing import NDArray
 
-from engine.kv.host import HostStore
+from engine.kv.host import HostStore, Victim
 from engine.kv.store import Counters, Found, Load, Slot, Store
 
 BLOCK, SLOTS = 24, 3
@@ -60,9 +58,9 @@ class HostMachine(RuleBasedStateMachine):
         self.seen = Counters()
         self.next_value = 0
 
-    def evicted(self, name: bytes, tokens: bytes, block: NDArray[np.uint8]) -> None:
-        assert not block.flags.writeable
-        self.handed_on.append((name, tokens, block.tobytes()))
+    def evicted(self, victim: Victim) -> None:
+        assert not victim.block.flags.writeable
+        self.handed_on.append((victim.name, victim.tokens, victim.block.tobytes()))
 
     def pinned(self, name: bytes) -> bool:
         return any(held.name == name and held.value == self.visible[name] for held in self.reading)

@@ -48,7 +48,7 @@ MODEL = random_model()
 
 
 def engine(**changes: object) -> Engine:
-    values = {"kv_tokens": 1024, "page_size": PAGE, "max_running": 4, "signal_budget": 0.0}
+    values = {"kv_tokens": 1024, "page_size": PAGE, "max_running": 4, "signal_budget": 0.0, "kv_host_mb": 0}
     return Engine(MODEL, EngineSettings(**(values | changes)))
 
 

@@ -1,0 +1,401 @@
+"""The tiers below the page pool: what the prefix cache gives up goes down, what a prompt needs comes back.
+
+The engine thread drives them, a little in each step: `begin_step` says how long packing and unpacking
+may take. Nothing here is needed for a right answer: whatever fails, is late or has no room is
+computed again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.kv import names
+from engine.kv.host import HostStore, Victim
+from engine.kv.int8 import BlockLayout, pack, unpack
+from engine.kv.pages import PagePool
+from engine.kv.policy import Recompute
+from engine.kv.prefix import Chain, Entry, PrefixCache
+from engine.kv.store import Found, Load, Slot, Store
+from engine.kv.tier_policy import Pace, TierPolicy
+from engine.messages import TierStats
+
+BLOCK_PAGES = 4
+
+_BESIDE_DECODES_S = 0.003  # of a step, for packing and unpacking
+_ALONE_S = 0.05
+_ASKED = 12  # loads that may be out at once in a tier that takes its time; its queue is longer
+_LOOK_AHEAD = 32  # leaves of the prefix cache, from which pages are copied before their room is wanted
+_LOOK_BACK = 128  # blocks seen on the way from there
+_POLL_S = 0.0005
+_SAVE_S = 3.0  # at the end, to bring to disk what would be lost
+
+
+@dataclass(eq=False)
+class Tier:
+    """A store and what moved. `at_once`: its loads are ready when they are handed out."""
+
+    name: str
+    store: Store
+    at_once: bool
+    pace: Pace = field(default_factory=Pace)
+    absent: int = 0  # blocks wanted that it did not have
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    load_s: float = 0.0
+    store_s: float = 0.0
+
+    def stats(self) -> TierStats:
+        """Levels, and counts since the start."""
+        counters = self.store.counters
+        return TierStats(
+            tier=self.name,
+            bytes_used=counters.bytes_used,
+            bytes_total=self.store.capacity_bytes,
+            blocks=self.store.blocks,
+            hits=counters.hits,
+            misses=counters.misses + self.absent,
+            stores=counters.stores,
+            evictions=counters.evictions,
+            loaded_bytes=self.loaded_bytes,
+            stored_bytes=self.stored_bytes,
+            load_s=self.load_s,
+            store_s=self.store_s,
+            corrupt=counters.corrupt,
+            late=counters.late,
+            errors=counters.errors,
+            collisions=counters.collisions,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Wanted:
+    """A block that a sequence waits for; `load` once it has been asked for."""
+
+    index: int
+    name: bytes
+    tokens: bytes
+    salt: bytes
+    tier: Tier
+    load: Load | None = None
+
+
+@dataclass(eq=False)
+class Loading:
+    """The blocks that one sequence waits for, in order. Its pages from the first on are its own."""
+
+    blocks: deque[Wanted]
+    began: float
+    slow: list[Tier]  # that it waits for
+    tokens: dict[str, int] = field(default_factory=dict)  # tokens loaded, by tier
+    counts: dict[str, int] = field(default_factory=dict)  # blocks loaded, by tier
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next block is there, or never will be."""
+        load = self.blocks[0].load if self.blocks else None
+        return load is not None and load.ready()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return not self.blocks
+
+
+class Tiers:
+    """The stores below `cache`, and the loads under way.
+
+    Invariant: each load that is out belongs to one of `loadings`, and each of these to a sequence that
+    owns the pages it is for; whoever ends the sequence must `cancel` it.
+
+    A loading ends after `deadline_s` at the latest. What the host gives up goes to the disk.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        host: HostStore | None,
+        disk: Store | None,
+        layout: BlockLayout,
+        *,
+        recompute: Recompute,
+        deadline_s: float,
+        policy: TierPolicy | None = None,
+        kernels: ctypes.CDLL | None = None,
+    ) -> None:
+        self.cache = cache
+        self.tiers: list[Tier] = []  # the nearest first
+        if host is not None:
+            self.tiers.append(Tier("host", host, at_once=True))
+        if disk is not None:
+            self.tiers.append(Tier("disk", disk, at_once=False))
+        self._host = host
+        self.layout = layout
+        self.loadings: set[Loading] = set()
+        self.step_s = 0.0  # spent in this step
+        self._policy = policy or TierPolicy()
+        self._recompute = recompute
+        self._deadline_s = deadline_s
+        self._kernels = kernels
+        self._limit_s = 0.0
+        self._short = False
+        self._save_until = 0.0
+        pool = cache.pool
+        #: A block's pages, for one of which the sequence has the first pages already.
+        self._apart = PagePool(
+            layers=layout.layers,
+            pages=BLOCK_PAGES,
+            page_size=pool.page_size,
+            kv_heads=layout.kv_heads,
+            head_dim=layout.head_dim,
+            dtype=pool.keys.dtype,
+            device=pool.keys.device,
+        )
+        cache.leaving = self._leaving
+        if host is not None and disk is not None:
+            host.evicted = self._demote
+
+    def begin_step(self, decoding: bool) -> None:
+        """Let a new step begin; `decoding`: somebody waits for a next token."""
+        self.step_s = 0.0
+        self._limit_s = _BESIDE_DECODES_S if decoding else _ALONE_S
+
+    def begin(
+        self, chain: Chain, tokens: Sequence[int], held: int, limit: int, prompt_s: float
+    ) -> Loading | None:
+        """Look for blocks that follow the first `held` pages of a prompt, up to its first `limit` pages.
+
+        `prompt_s` is what a prompt token takes to compute. Returns None when there is nothing to load.
+        """
+        began = time.perf_counter()
+        blocks: deque[Wanted] = deque()
+        for index in range(held // BLOCK_PAGES, limit // BLOCK_PAGES):
+            missing = range(max(index * BLOCK_PAGES, held), (index + 1) * BLOCK_PAGES)
+            compute_s = prompt_s * sum(map(self._recompute.tokens, missing))
+            wanted = self._find(chain, tokens, index, compute_s)
+            if wanted is None:
+                break
+            blocks.append(wanted)
+        loading = None
+        if blocks:
+            slow = [t for t in self.tiers if not t.at_once and any(b.tier is t for b in blocks)]
+            loading = Loading(blocks, time.monotonic(), slow)
+            self.loadings.add(loading)
+            self._ask(loading)
+        self.step_s += time.perf_counter() - began
+        return loading
+
+    def advance(self, loading: Loading, pages: list[int], computed: int) -> int:
+        """Unpack what has come into `pages`, which hold `computed` tokens; return how many they do now."""
+        if time.monotonic() - loading.began > self._deadline_s:
+            self._cut(loading, 0)
+        while loading.ready and self.step_s < self._limit_s:
+            began = time.perf_counter()
+            computed = self._take(loading, pages, computed)
+            self._ask(loading)
+            self.step_s += time.perf_counter() - began
+        self._ask(loading)  # again: others may have made room in the queue
+        if loading.over:
+            self._end(loading)
+        return computed
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the next block of a loading is there, for at most `seconds`."""
+        until = time.monotonic() + seconds
+        while self.loadings and time.monotonic() < until:
+            if any(loading.ready or loading.over for loading in self.loadings):
+                return
+            time.sleep(_POLL_S)
+
+    def cancel(self, loading: Loading) -> None:
+        """End a loading, whatever its state."""
+        self._cut(loading, 0)
+        self.loadings.discard(loading)
+
+    def write_ahead(self) -> None:
+        """While the pool is short of free pages, store blocks of idle pages that are to go soon."""
+        pool = self.cache.pool
+        self._short = self._policy.short(1 - pool.free / pool.pages, self._short)
+        if self._short:
+            for entry in islice(self._idle(), _LOOK_BACK):
+                if self.step_s >= self._limit_s:
+                    return
+                if not entry.copied:
+                    self._store(entry)
+
+    def stats(self) -> list[TierStats]:
+        """Figures of each tier."""
+        return [tier.stats() for tier in self.tiers]
+
+    def close(self) -> None:
+        """End all loads, bring to disk what fits into a few seconds, and close the stores."""
+        for loading in list(self.loadings):
+            self.cancel(loading)
+        if self.tiers[-1].name == "disk":
+            self._save()
+        self.cache.leaving = None
+        for tier in self.tiers:
+            tier.store.close()
+
+    def _find(self, chain: Chain, tokens: Sequence[int], index: int, compute_s: float) -> Wanted | None:
+        """Return the block from the nearest tier that has it and is expected to be worth it."""
+        size = self.layout.tokens
+        own = names.token_bytes(tokens[index * size : (index + 1) * size])
+        name = chain.names[(index + 1) * BLOCK_PAGES - 1]
+        for tier in self.tiers:
+            if tier.store.lookup(name, own, chain.salt) is Found.MISS:
+                tier.absent += 1
+            elif tier.pace.beats(compute_s):
+                wanted = Wanted(index, name, own, chain.salt, tier)
+                if tier.at_once:  # pinned from now on: room for this very sequence may be made next
+                    wanted.load = tier.store.prepare_load(name, own, chain.salt)
+                return wanted
+        return None
+
+    def _ask(self, loading: Loading) -> None:
+        """Ask for what comes next, as far as loads may be out."""
+        out = sum(
+            wanted.load is not None and not wanted.tier.at_once
+            for other in self.loadings
+            for wanted in islice(other.blocks, _ASKED)
+        )
+        for place, wanted in enumerate(islice(loading.blocks, _ASKED)):
+            if wanted.load is None:
+                if out >= _ASKED:
+                    return
+                wanted.load = wanted.tier.store.prepare_load(wanted.name, wanted.tokens, wanted.salt)
+                if wanted.load is None:
+                    self._cut(loading, place)
+                    return
+                out += 1
+
+    def _take(self, loading: Loading, pages: list[int], computed: int) -> int:
+        """Unpack the next block, which is ready; without it the rest is of no use."""
+        began = time.perf_counter()
+        wanted = loading.blocks[0]
+        block = wanted.load.result() if wanted.load is not None else None
+        if wanted.load is None or block is None:
+            self._cut(loading, 0)
+            return computed
+        own = pages[wanted.index * BLOCK_PAGES : (wanted.index + 1) * BLOCK_PAGES]
+        self._unpack(block, own, computed // self.cache.pool.page_size - wanted.index * BLOCK_PAGES)
+        self._promote(wanted, block)
+        wanted.load.release()
+        loading.blocks.popleft()
+        tier, end = wanted.tier, (wanted.index + 1) * self.layout.tokens
+        loading.tokens[tier.name] = loading.tokens.get(tier.name, 0) + end - computed
+        loading.counts[tier.name] = loading.counts.get(tier.name, 0) + 1
+        tier.loaded_bytes += block.nbytes
+        if tier.at_once:
+            took = time.perf_counter() - began
+            tier.pace.learn(took)
+            tier.load_s += took
+        return end
+
+    def _unpack(self, block: NDArray[np.uint8], own: list[int], held: int) -> None:
+        """Write a block into its pages `own`, but for the first `held`, which others may read."""
+        pool = self.cache.pool
+        if not held:
+            unpack(pool, block, own, self.layout, kernels=self._kernels)
+            return
+        unpack(self._apart, block, range(BLOCK_PAGES), self.layout, kernels=self._kernels)
+        pool.keys[:, own[held:]] = self._apart.keys[:, held:]
+        pool.values[:, own[held:]] = self._apart.values[:, held:]
+
+    def _promote(self, wanted: Wanted, block: NDArray[np.uint8]) -> None:
+        """Hold a block of a lower tier in the first too: it is wanted, and packed already."""
+        first = self.tiers[0]
+        if wanted.tier is not first:
+            slot = first.store.prepare_store(wanted.name, wanted.tokens, wanted.salt)
+            if slot is not None:
+                slot.buffer[:] = block
+                slot.complete(True)
+                first.stored_bytes += block.nbytes
+
+    def _cut(self, loading: Loading, place: int) -> None:
+        """Give up the blocks from `place` on."""
+        while len(loading.blocks) > place:
+            load = loading.blocks.pop().load
+            if load is not None:
+                load.release()
+
+    def _end(self, loading: Loading) -> None:
+        """Learn how long a loading took in tiers that take their time."""
+        self.loadings.discard(loading)
+        took = time.monotonic() - loading.began
+        for tier in loading.slow:
+            tier.pace.learn(took / max(loading.counts.get(tier.name, 0), 1))
+            tier.load_s += took
+
+    def _leaving(self, entry: Entry) -> None:
+        """Store a block before the first of its pages, which is its last, is given up."""
+        if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1 and self.step_s < self._limit_s:
+            self._store(entry)
+
+    def _idle(self) -> Iterator[Entry]:
+        """Blocks of idle pages, by their last: from the next leaves to go back to the roots."""
+        for leaf in self.cache.next_to_leave(_LOOK_AHEAD):
+            entry: Entry | None = leaf
+            while entry is not None and self.cache.is_idle(entry.page):
+                if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1:
+                    yield entry
+                entry = entry.parent
+
+    def _store(self, last: Entry) -> None:
+        """Pack the block whose last page is that of `last`, unless the first tier has it."""
+        began = time.perf_counter()
+        last.copied = True
+        block = [last]
+        while len(block) < BLOCK_PAGES:
+            parent = block[-1].parent
+            assert parent is not None, "a page is kept without its parent"
+            block.append(parent)
+        block.reverse()
+        tier = self.tiers[0]
+        slot = self._slot(tier, last.name, b"".join(entry.tokens for entry in block), last.salt)
+        if slot is not None:
+            pages = [entry.page for entry in block]
+            packed = pack(self.cache.pool, pages, self.layout, slot.buffer, kernels=self._kernels)
+            slot.complete(packed)
+            tier.stored_bytes += self.layout.size if packed else 0
+            tier.store_s += time.perf_counter() - began
+        self.step_s += time.perf_counter() - began
+
+    def _demote(self, victim: Victim) -> None:
+        """Hand a block that leaves the host to the disk; when its queue is full the block is lost."""
+        if self._save_until or self._policy.to_disk(victim.age_s):
+            began, disk = time.perf_counter(), self.tiers[-1]
+            slot = self._slot(disk, victim.name, victim.tokens, victim.salt)
+            if slot is not None:
+                slot.buffer[:] = victim.block
+                slot.complete(True)
+                disk.stored_bytes += victim.block.nbytes
+                disk.store_s += time.perf_counter() - began
+
+    def _save(self) -> None:
+        """Bring what the pool keeps and the host holds to the disk, as far as the time allows."""
+        self._save_until = time.monotonic() + _SAVE_S
+        for entry in self.cache.entries():
+            if time.monotonic() > self._save_until:
+                return
+            if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1:
+                self._store(entry)
+        while self._host is not None and time.monotonic() < self._save_until and self._host.evict():
+            pass
+
+    def _slot(self, tier: Tier, name: bytes, tokens: bytes, salt: bytes) -> Slot | None:
+        """Return room for a block, if there is; only what is saved at the end waits for it."""
+        slot = tier.store.prepare_store(name, tokens, salt)
+        while slot is None and time.monotonic() < self._save_until:
+            if tier.store.lookup(name, tokens, salt) is not Found.MISS:
+                return None
+            time.sleep(_POLL_S)
+            slot = tier.store.prepare_store(name, tokens, salt)
+        return slot

@@ -1,0 +1,75 @@
+"""The tiers that the settings ask for."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+from engine.kv.host import HostStore
+from engine.kv.int8 import BlockLayout
+from engine.kv.policy import Recompute
+from engine.kv.prefix import PrefixCache
+from engine.kv.store import Store
+from engine.kv.tiers import BLOCK_PAGES, Tiers
+from engine.models.config import ModelConfig
+from engine.settings import EngineSettings
+
+log = logging.getLogger("quaver.engine")
+
+_MB = 1 << 20
+
+
+def open_tiers(
+    settings: EngineSettings,
+    config: ModelConfig,
+    cache: PrefixCache,
+    *,
+    fingerprint: bytes,
+    recompute: Recompute,
+    kernels: ctypes.CDLL | None,
+) -> Tiers | None:
+    """Open the stores below `cache`; None where there are none.
+
+    There are none without a prefix cache, nor in deterministic mode: what comes back is not, to the last
+    bit, what was computed. A folder that cannot be used is an error in the log, and no disk tier.
+    """
+    if settings.deterministic or not settings.prefix_cache:
+        return None
+    layout = BlockLayout(
+        layers=config.layers,
+        tokens=BLOCK_PAGES * settings.page_size,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+    )
+    capacity = settings.kv_host_mb * _MB
+    host = HostStore(capacity_bytes=capacity, block_bytes=layout.size) if capacity >= layout.size else None
+    disk = _disk(settings, layout, fingerprint)
+    if host is None and disk is None:
+        return None
+    return Tiers(
+        cache,
+        host,
+        disk,
+        layout,
+        recompute=recompute,
+        deadline_s=settings.kv_deadline_s,
+        kernels=kernels,
+    )
+
+
+def _disk(settings: EngineSettings, layout: BlockLayout, fingerprint: bytes) -> Store | None:
+    if settings.kv_disk_dir is None:
+        return None
+    from engine.kv.disk import DiskStore  # noqa: PLC0415 (LZ4 is read where it is needed alone)
+
+    try:
+        return DiskStore(
+            settings.kv_disk_dir,
+            layout_bytes=layout.size,
+            fingerprint=fingerprint,
+            capacity_mb=settings.kv_disk_mb,
+            deadline_s=settings.kv_deadline_s,
+        )
+    except (OSError, ValueError) as error:
+        log.error("kv disk: %s; prompts are not kept on disk", error)
+        return None
