@@ -15,8 +15,7 @@ class TierPolicy:
     `disk_age_s`: a block that was wanted more recently does not go to disk: it would come back at once.
     `disk_entropy`: of the attention over a block, 0 … 1; a block with more of it does not go to disk.
     `full`, `relaxed`: shares of the page pool; above the first the pool is short of free pages, and it
-    is so until it is below the second. A pool that is short has idle pages copied before their room
-    is wanted, one that is not takes blocks back before they are asked for.
+    is so until it is below the second: its idle pages are copied before their room is wanted.
     """
 
     disk_age_s: float = 0.5

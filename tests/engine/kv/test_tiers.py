@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import pytest
+
 from engine.core import Engine
-from engine.kv.tier_policy import TierPolicy
+from engine.kv.tier_policy import Pace, TierPolicy
 from engine.messages import Finish
 from engine.settings import EngineSettings
+from tests.engine.kv.test_disk_faults import FaultyFiles
 from tests.engine.kv.test_prefix import MODEL, PAGE, TWO, prompt_of, run, submit
+from tests.engine.kv.test_tiers_machine import DEADLINE_S, tiers_of
 
 BLOCK = 4 * PAGE
 
@@ -65,3 +70,150 @@ def test_what_the_host_gave_up_comes_back_from_the_disk_and_after_a_restart(tmp_
     assert target.tiers.tiers[1].store.flush()
     assert end_of(target, "d", prompt).tier_tokens == {"disk": 96}
     target.close()
+
+
+def on_disk(folder: Path, files: FaultyFiles, prompt: list[int]) -> Engine:
+    """An engine whose disk alone has the first 96 tokens of `prompt`."""
+    target = engine(kv_host_mb=0)
+    tiers = tiers_of(target, folder, files)
+    end_of(target, "first", prompt)
+    push_out(target)
+    while tiers._host.evict():
+        pass
+    assert tiers.tiers[1].store.flush()
+    return target
+
+
+def test_a_stalled_disk_holds_up_nobody_else_and_its_prompt_until_the_deadline(tmp_path: Path) -> None:
+    files, prompt = FaultyFiles(), prompt_of(100)
+    target = on_disk(tmp_path / "kv", files, prompt)
+    files.hang["read"] = 2
+    began = time.monotonic()
+    target.submit(submit("stalled", prompt))
+    target.step()
+    assert target.roster.running[0].loading is not None
+    target.submit(submit("other", prompt_of(30, 9), max_tokens=1))
+    output = target.step()
+    assert output.request_ids == ["other"]
+    _, ends = run(target)
+    assert ends["stalled"].tier_tokens == {}
+    assert ends["stalled"].completion_tokens == 4
+    assert ends["stalled"].prefill_s >= DEADLINE_S
+    assert target.tiers.tiers[1].pace.seconds >= DEADLINE_S
+    assert time.monotonic() - began < 20
+    files.go.set()
+    target.close()
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_who_leaves_while_loading_lets_go_of_everything(tmp_path: Path, close: bool) -> None:
+    files, prompt = FaultyFiles(), prompt_of(100)
+    target = on_disk(tmp_path / "kv", files, prompt)
+    disk = target.tiers.tiers[1].store
+    files.hang["read"] = 2
+    target.submit(submit("gone", prompt))
+    target.step()
+    assert any(entry.pins for entry in disk._index.entries.values())
+    files.go.set()
+    if close:
+        target.close()
+    else:
+        target.abort("gone")
+    target.check()
+    assert not target.tiers.loadings
+    assert not any(entry.pins for entry in disk._index.entries.values())
+    assert target.stats().pages_used == 0
+    target.close()
+
+
+def test_nothing_is_loaded_that_is_computed_sooner() -> None:
+    target, prompt = engine(), prompt_of(100)
+    end_of(target, "a", prompt)
+    push_out(target)
+    target.tiers.tiers[0].pace.seconds = 1000.0
+    assert end_of(target, "b", prompt).tier_tokens == {}
+    push_out(target)
+    target.tiers.tiers[0].pace.seconds = 1e-9
+    assert end_of(target, "c", prompt).tier_tokens == {"host": 96}
+
+
+def test_what_is_there_to_the_middle_of_a_block_is_kept_as_it_is() -> None:
+    target, prompt = engine(), prompt_of(100)
+    end_of(target, "a", prompt)
+    cache = target.roster.cache
+    target.tiers.begin_step(decoding=False)
+    target.tiers._limit_s = 60.0
+    cache.release(cache.take(target.pool.free + cache.idle - 10))
+    end = end_of(target, "b", prompt)
+    assert end.tier_tokens == {"device": 40, "host": 56}
+
+
+def test_a_step_with_decodes_packs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = engine()
+    end_of(target, "a", prompt_of(100))
+    cache, host = target.roster.cache, target.tiers.tiers[0].store
+    monkeypatch.setattr("engine.kv.tiers._BESIDE_DECODES_S", 1e-9)
+    target.tiers.begin_step(decoding=True)
+    cache.release(cache.take(target.pool.free + cache.idle))
+    assert host.counters.stores == 1
+
+
+def test_idle_pages_are_copied_before_their_room_is_wanted() -> None:
+    target = engine()
+    run(target, submit("a", prompt_of(100)), submit("b", prompt_of(100, 7), max_tokens=1))
+    assert target.tiers.tiers[0].store.counters.stores == 0
+    end_of(target, "c", prompt_of(40, 3))  # beyond 85 % of the pool
+    end_of(target, "d", [5, 5], max_tokens=6)
+    assert target.stats().prefix_evictions == 0
+    assert target.tiers.tiers[0].store.counters.stores > 0
+
+
+def test_tainted_pages_never_go_down() -> None:
+    target, prompt = engine(), prompt_of(100)
+    target.submit(submit("a", prompt))
+    target.step()
+    target.roster.taint(target.roster.running[0].pages[5:6])
+    run(target)
+    push_out(target)
+    assert target.tiers.tiers[0].store.counters.stores == 1
+
+
+def test_tiers_are_off_in_deterministic_mode_and_told_now_and_then() -> None:
+    assert engine(deterministic=True).tiers is None
+    assert engine(prefix_cache=False).tiers is None
+    assert engine(kv_host_mb=0).tiers is None
+    target = engine()
+    target.submit(submit("a", prompt_of(9)))
+    told = [target.step().tiers for _ in range(2)]
+    assert [[tier.tier for tier in tiers] for tiers in told] == [["host"], []]
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (engine(kv_disk_dir=tmp_path / "kv") for _ in range(2))
+    assert "in use by another server" in caplog.text
+    assert [tier.name for tier in second.tiers.tiers] == ["host"]
+    first.close()
+
+
+def test_policy() -> None:
+    policy = TierPolicy()
+    assert [policy.to_disk(age) for age in (0.4, 0.6)] == [False, True]
+    assert [policy.to_disk(0.6, entropy) for entropy in (0.2, 0.4)] == [True, False]
+    assert not policy.to_disk(0.4, 0.2)
+    assert [policy.short(share, was=False) for share in (0.84, 0.86)] == [False, True]
+    assert [policy.short(share, was=True) for share in (0.79, 0.84)] == [False, True]
+
+
+def test_a_pace_that_forbids_is_doubted() -> None:
+    pace = Pace()
+    assert pace.beats(0.001)
+    pace.learn(1.0)
+    assert pace.beats(0.0)
+    refused = 0
+    while not pace.beats(0.5):
+        refused += 1
+    assert 30 < refused < 40
+    pace.learn(1.0)
+    assert 0.5 < pace.seconds < 0.7
