@@ -123,6 +123,16 @@ def test_answers_are_kept_too_but_not_in_deterministic_mode() -> None:
         assert ends["b"].cached_tokens == cached
 
 
+@pytest.mark.parametrize(("step_tokens", "cached"), [(4, 40), (6, 36), (8, 40), (9, 36), (16, 32), (50, 0)])
+def test_deterministic_hits_end_where_chunks_do(step_tokens: int, cached: int) -> None:
+    """At multiples of page and chunk, of what was computed in whole chunks."""
+    target = engine(deterministic=True, step_tokens=step_tokens)
+    Handed(target).cut_as_cold(target)
+    run(target, submit("a", prompt_of(40)))
+    _, ends = run(target, submit("b", [*prompt_of(40), 5, 6]))
+    assert ends["b"].cached_tokens == cached
+
+
 def test_nothing_is_read_or_kept_without_a_salt_or_with_the_setting_off() -> None:
     for target, salt in ((engine(), b""), (engine(prefix_cache=False), ONE)):
         for request_id in "ab":
