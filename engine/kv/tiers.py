@@ -47,6 +47,7 @@ class Tier:
     at_once: bool
     pace: Pace = field(default_factory=Pace)
     absent: int = 0  # blocks wanted that it did not have
+    late: int = 0  # that were next when the time to wait was over
     loaded_bytes: int = 0
     stored_bytes: int = 0
     load_s: float = 0.0
@@ -69,7 +70,7 @@ class Tier:
             load_s=self.load_s,
             store_s=self.store_s,
             corrupt=counters.corrupt,
-            late=counters.late,
+            late=counters.late + self.late,
             errors=counters.errors,
             collisions=counters.collisions,
         )
@@ -145,6 +146,7 @@ class Tiers:
         self._deadline_s = deadline_s
         self._kernels = kernels
         self._limit_s = 0.0
+        self._taken = False  # a block in this step: one is, whatever the time
         self._short = False
         self._save_until = 0.0
         pool = cache.pool
@@ -164,7 +166,7 @@ class Tiers:
 
     def begin_step(self, decoding: bool) -> None:
         """Let a new step begin; `decoding`: somebody waits for a next token."""
-        self.step_s = 0.0
+        self.step_s, self._taken = 0.0, False
         self._limit_s = _BESIDE_DECODES_S if decoding else _ALONE_S
 
     def begin(
@@ -194,10 +196,12 @@ class Tiers:
 
     def advance(self, loading: Loading, pages: list[int], computed: int) -> int:
         """Unpack what has come into `pages`, which hold `computed` tokens; return how many they do now."""
-        if time.monotonic() - loading.began > self._deadline_s:
+        if loading.blocks and time.monotonic() - loading.began > self._deadline_s:
+            loading.blocks[0].tier.late += 1
             self._cut(loading, 0)
-        while loading.ready and self.step_s < self._limit_s:
+        while loading.ready and (self.step_s < self._limit_s or not self._taken):
             began = time.perf_counter()
+            self._taken = True
             computed = self._take(loading, pages, computed)
             self._ask(loading)
             self.step_s += time.perf_counter() - began

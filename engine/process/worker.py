@@ -243,10 +243,10 @@ def main() -> None:
     try:
         with torch.inference_mode():
             worker.run()
+            engine.close()
     except Exception:
         log.exception("the engine failed")
         raise SystemExit(1) from None
     finally:
-        engine.close()
         socket.close()
         zmq.Context.instance().term()

@@ -13,9 +13,9 @@ from engine.messages import Finish
 from engine.settings import EngineSettings
 from tests.engine.kv.test_disk_faults import FaultyFiles
 from tests.engine.kv.test_prefix import MODEL, PAGE, TWO, prompt_of, run, submit
-from tests.engine.kv.test_tiers_machine import DEADLINE_S, tiers_of
+from tests.engine.kv.test_tiers_machine import tiers_of
 
-BLOCK = 4 * PAGE
+DEADLINE_S = 1.5
 
 
 def engine(**changes: object) -> Engine:
@@ -75,7 +75,7 @@ def test_what_the_host_gave_up_comes_back_from_the_disk_and_after_a_restart(tmp_
 def on_disk(folder: Path, files: FaultyFiles, prompt: list[int]) -> Engine:
     """An engine whose disk alone has the first 96 tokens of `prompt`."""
     target = engine(kv_host_mb=0)
-    tiers = tiers_of(target, folder, files)
+    tiers = tiers_of(target, folder, files, DEADLINE_S)
     end_of(target, "first", prompt)
     push_out(target)
     while tiers._host.evict():
@@ -100,6 +100,7 @@ def test_a_stalled_disk_holds_up_nobody_else_and_its_prompt_until_the_deadline(t
     assert ends["stalled"].completion_tokens == 4
     assert ends["stalled"].prefill_s >= DEADLINE_S
     assert target.tiers.tiers[1].pace.seconds >= DEADLINE_S
+    assert target.tiers.stats()[1].late == 1
     assert time.monotonic() - began < 20
     files.go.set()
     target.close()

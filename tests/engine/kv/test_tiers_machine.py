@@ -48,14 +48,14 @@ DEADLINE_S = 0.05
 TOLERANCE = 0.1
 
 
-def tiers_of(target: Engine, folder: Path, files: FaultyFiles) -> Tiers:
+def tiers_of(target: Engine, folder: Path, files: FaultyFiles, deadline_s: float = DEADLINE_S) -> Tiers:
     """Give an engine without tiers a host of a few blocks, and a disk of a few more."""
     disk = DiskStore(
         folder,
         layout_bytes=LAYOUT.size,
         fingerprint=b"random model",
         capacity_mb=1,
-        deadline_s=DEADLINE_S,
+        deadline_s=deadline_s,
         pause_s=0.001,
         files=files,
     )
@@ -66,7 +66,7 @@ def tiers_of(target: Engine, folder: Path, files: FaultyFiles) -> Tiers:
         disk,
         LAYOUT,
         recompute=Recompute(PAGE),
-        deadline_s=DEADLINE_S,
+        deadline_s=deadline_s,
         policy=TierPolicy(disk_age_s=0.0),
     )
     target.tiers = target.roster.tiers = tiers

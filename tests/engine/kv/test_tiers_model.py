@@ -1,7 +1,8 @@
-"""The real model: a long prompt from each tier, its first tokens and the time to them."""
+"""The real model: a long prompt from each tier, its first tokens and what they cost."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ TOKENS = 1000
 TOLERANCE = 0.2
 
 
-def answer(target: Engine, prompt: list[int]) -> tuple[Finish, list[int], float]:
-    """The end, the tokens, the first token's surprisal."""
+def answer(target: Engine, prompt: list[int]) -> tuple[Finish, list[int], float, float]:
+    """The end, the tokens, the first token's surprisal, the processor's seconds to it."""
+    began, used = time.process_time(), 0.0
     target.submit(
         Submit(
             meta=RequestMeta(request_id="a"),
@@ -33,11 +35,13 @@ def answer(target: Engine, prompt: list[int]) -> tuple[Finish, list[int], float]
     surprisal: list[float] = []
     while target.has_work:
         output = target.step()
+        if not tokens and output.request_ids:
+            used = time.process_time() - began
         tokens += np.frombuffer(output.token_ids, np.int32).tolist()
         surprisal += np.frombuffer(output.signals, np.float32).reshape(-1, 7)[:, 0].tolist()
     target.check()
     (end,) = output.finished
-    return end, tokens, surprisal[0]
+    return end, tokens, surprisal[0], used
 
 
 def push_out(target: Engine) -> None:
@@ -57,8 +61,8 @@ def test_a_long_prompt_from_every_tier(smollm: Path, tmp_path: Path, capsys) -> 
     target = load_engine(settings)
     prompt = Text.read(load_tokenizer(smollm)).prompt(TOKENS, 0)
     answer(target, prompt[500:])  # the first steps are the slowest
-    cold, cold_tokens, surprisal = answer(target, prompt)
-    found = [("cold", cold, cold_tokens, surprisal), ("device", *answer(target, prompt))]
+    cold, cold_tokens, surprisal, used = answer(target, prompt)
+    found = [("cold", cold, cold_tokens, surprisal, used), ("device", *answer(target, prompt))]
     push_out(target)
     found.append(("host", *answer(target, prompt)))
     push_out(target)
@@ -75,13 +79,14 @@ def test_a_long_prompt_from_every_tier(smollm: Path, tmp_path: Path, capsys) -> 
     found.append(("restart", *answer(target, prompt)))
     target.close()
     with capsys.disabled():
-        for name, end, tokens, value in found:
+        for name, end, tokens, value, used in found:
             print(
                 f"\n{name}: {end.tier_tokens} to first token {end.prefill_s * 1000:.0f} ms, "
+                f"processor {used * 1000:.0f} ms, "
                 f"surprisal {value:.4f} ({value - surprisal:+.4f}), tokens {tokens}",
                 end="",
             )
-    for name, end, tokens, value in found:
+    for name, end, tokens, value, _ in found:
         tier = {"cold": None, "restart": "disk"}.get(name, name)
         count = 992 if tier == "device" else 960
         assert end.tier_tokens == ({} if tier is None else {tier: count})
