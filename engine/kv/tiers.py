@@ -197,7 +197,8 @@ class Tiers:
     def advance(self, loading: Loading, pages: list[int], computed: int) -> int:
         """Unpack what has come into `pages`, which hold `computed` tokens; return how many they do now."""
         if loading.blocks and time.monotonic() - loading.began > self._deadline_s:
-            loading.blocks[0].tier.late += 1
+            if not loading.ready:  # else its store has counted it
+                loading.blocks[0].tier.late += 1
             self._cut(loading, 0)
         while loading.ready and (self.step_s < self._limit_s or not self._taken):
             began = time.perf_counter()

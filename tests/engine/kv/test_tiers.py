@@ -20,7 +20,14 @@ DEADLINE_S = 1.5
 
 def engine(**changes: object) -> Engine:
     """A pool of 64 pages, of which the longest prompts here take 25."""
-    values = {"kv_tokens": 256, "page_size": PAGE, "max_running": 4, "signal_budget": 0.0, "kv_host_mb": 1}
+    values = {
+        "kv_tokens": 256,
+        "page_size": PAGE,
+        "max_running": 4,
+        "signal_budget": 0.0,
+        "kv_host_mb": 1,
+        "kv_deadline_s": 60.0,
+    }
     target = Engine(MODEL, EngineSettings(**(values | changes)), source=b"weights")
     if target.tiers is not None:
         target.tiers._policy = TierPolicy(disk_age_s=0.0)

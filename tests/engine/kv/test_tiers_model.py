@@ -68,6 +68,7 @@ def test_a_long_prompt_from_every_tier(smollm: Path, tmp_path: Path, capsys) -> 
     push_out(target)
     assert target.tiers is not None
     host, disk = target.tiers.tiers
+    time.sleep(0.6)  # what was wanted just now does not go to disk
     while host.store.evict():
         pass
         assert disk.store.flush(30.0)  # its queue is shorter than what is evicted at once
