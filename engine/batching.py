@@ -45,9 +45,13 @@ def batch_of(chunks: list[Chunk], layers: list[int], detailed: list[Sequence], p
 
 
 def _tables(used: list[list[int]]) -> Ints:
-    """Block tables [sequences, pages of the longest context], padded with page 0."""
+    """Block tables [sequences, pages of the longest context], each padded with its own first page.
+
+    What a masked place holds may reach a result all the same (0 · NaN), so it is never another's.
+    """
     lengths = np.array([len(pages) for pages in used], np.int32)
-    tables = np.zeros((len(used), max(lengths, default=0)), np.int32)
+    first = np.array([pages[0] for pages in used], np.int32)
+    tables = first[:, None].repeat(max(lengths, default=0), axis=1)
     there = np.arange(tables.shape[1]) < lengths[:, None]
     tables[there] = np.fromiter(chain.from_iterable(used), np.int32, lengths.sum())
     return tables

@@ -155,6 +155,7 @@ class Engine:
         """Compute one step and report what it emitted and what ended, aborts included."""
         began = time.monotonic()
         chunks = self.roster.plan(began)
+        struck = self._strike()
         asked = time.perf_counter()
         grant = self._grant(chunks)
         granted_s = time.perf_counter() - asked
@@ -165,7 +166,7 @@ class Engine:
         for call in calls:
             self._account(call, grant.stride)
         found = columns(calls)
-        touched = self._mark(calls)
+        touched = self._mark(calls, struck)
         for call in calls:
             for sequence in call.sequences:
                 self._end_if_over(sequence)
@@ -283,6 +284,12 @@ class Engine:
             ]
         )
 
+    def _strike(self) -> dict[str, list[str]]:
+        """Let faults act on KV pages; returns their ids by the id of each request struck."""
+        if self.hook is None or not self.hook.on_pages:
+            return {}
+        return self.hook.pages(self.roster, self.model.config)
+
     def _compute(self, chunks: list[Chunk], grant: Grant) -> Emitted | None:
         """Run one model call over `chunks` and append a token to each sequence that emits.
 
@@ -306,7 +313,7 @@ class Engine:
 
     def _needs_logits(self, sequence: Sequence) -> bool:
         """Whether a row's token cannot be told from the head's statistics alone."""
-        hooked = self.hook is not None and self.hook.active
+        hooked = self.hook is not None and self.hook.on_logits
         params = sequence.request.params
         return hooked or params.temperature > 0 or sampler.changes_logits(params)
 
@@ -336,7 +343,7 @@ class Engine:
         """Apply faults, then bias and penalties. `logits` itself is never written to."""
         adjusted = logits
         touched: dict[int, list[str]] = {}
-        if self.hook is not None and self.hook.active:
+        if self.hook is not None and self.hook.on_logits:
             adjusted, touched = self.hook.logits(
                 [s.request.meta for s in rows],
                 [s.request.choice for s in rows],
@@ -366,17 +373,18 @@ class Engine:
                 self._aggregates[call.sequences[i].key].add_heads(total, weight)
             call.detail_s = detail.seconds + time.perf_counter() - began
 
-    def _mark(self, calls: list[Emitted]) -> dict[str, list[str]]:
+    def _mark(self, calls: list[Emitted], struck: dict[str, list[str]]) -> dict[str, list[str]]:
         """Return, for each request, the faults that acted on it for the first time."""
-        first: dict[str, list[str]] = {}
+        acted = [*struck.items()]
         for call in calls:
-            for i, faults in call.touched.items():
-                request_id = call.sequences[i].key[0]
-                known = self._touched.setdefault(request_id, set())
-                new = [fault for fault in faults if fault not in known]
-                known.update(new)
-                if new:
-                    first.setdefault(request_id, []).extend(new)
+            acted += ((call.sequences[i].key[0], faults) for i, faults in call.touched.items())
+        first: dict[str, list[str]] = {}
+        for request_id, faults in acted:
+            known = self._touched.setdefault(request_id, set())
+            new = [fault for fault in faults if fault not in known]
+            known.update(new)
+            if new:
+                first.setdefault(request_id, []).extend(new)
         return first
 
     def _end_if_over(self, sequence: Sequence) -> None:

@@ -16,6 +16,9 @@ from engine.messages import AttachFault, FinishReason, RequestMeta, StepOutput
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.models.config import ModelConfig
+    from engine.roster import Roster
+
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request is not admitted; becomes an OpenAI-shaped error before any 200."""
@@ -50,9 +53,14 @@ class PromptHook(Protocol):
 
 
 class ModelHook(Protocol):
-    """Faults inside the model process. Costs one `active` check a step while none is attached."""
+    """Faults inside the model process. Costs a look at these flags a step while none is attached.
+
+    `active`: any is in force; `on_pages`, `on_logits`: one of those that act there is.
+    """
 
     active: bool
+    on_pages: bool
+    on_logits: bool
 
     def attach(self, fault: AttachFault) -> None:
         """Take a fault into force; raises ValueError when the kind or its numbers are not valid."""
@@ -68,6 +76,14 @@ class ModelHook(Protocol):
 
     def fault_ids(self) -> list[str]:
         """Ids in force, in order of attachment."""
+        ...
+
+    def pages(self, roster: Roster, config: ModelConfig) -> dict[str, list[str]]:
+        """Strike pages of sequences that run; return the fault ids by the id of each request struck.
+
+        Called before a step, and only while `on_pages`. A sequence is struck only after
+        `roster.seclude` of it, and then in its own filled pages alone.
+        """
         ...
 
     def logits(

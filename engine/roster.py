@@ -113,11 +113,30 @@ class Roster:
             sequence.tainted = sequence.tainted or not touched.isdisjoint(sequence.pages)
         self.cache.taint(touched)
 
+    def seclude(self, sequence: Sequence) -> bool:
+        """Make a running sequence the only owner of its pages, and taint them.
+
+        Those with other owners are copied. False, and nothing changed, when there is no room for the copies.
+        """
+        places = [i for i, page in enumerate(sequence.pages) if self.pool.owners(page) > 1]
+        if self.pool.free + self.cache.idle < len(places):
+            return False
+        copies = self.cache.take(len(places))
+        shared = [sequence.pages[i] for i in places]
+        self.pool.copy(shared, copies)
+        for place, page in zip(places, copies, strict=True):
+            sequence.pages[place] = page
+        self.cache.release(shared)
+        self.taint(sequence.pages)
+        return True
+
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and its pages back."""
         if sequence.pages:
             self._cancel(sequence)
             self.running.remove(sequence)
+            if sequence.tainted:
+                self.pool.clear(page for page in sequence.pages if self.pool.owners(page) == 1)
             self.cache.release(sequence.pages)
             sequence.pages = []
         else:

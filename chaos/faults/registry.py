@@ -1,4 +1,4 @@
-"""Every kind of fault, and how a request for one is read. Front process only."""
+"""Every kind of fault, and how a request for one is read. Light: used by both processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import msgspec
 
 from chaos.faults.authority import Authority
 from chaos.faults.base import Fault, PromptFault
+from chaos.faults.kv_flip import KvFlip
+from chaos.faults.kv_roll import KvRoll
+from chaos.faults.kv_rope import KvRope
+from chaos.faults.kv_shift import KvShift
+from chaos.faults.kv_swap import KvSwap
 from chaos.faults.noise import Noise
 from chaos.faults.premise import Premise
 from chaos.faults.truncation import Truncation
 
 PROMPT_KINDS: dict[str, type[PromptFault]] = {kind.kind: kind for kind in (Authority, Premise, Truncation)}
-KINDS: dict[str, type[Fault]] = {**PROMPT_KINDS, Noise.kind: Noise}
+MODEL_KINDS: dict[str, type[Fault]] = {
+    kind.kind: kind for kind in (KvFlip, KvShift, KvRoll, KvRope, KvSwap, Noise)
+}
+KINDS: dict[str, type[Fault]] = {**PROMPT_KINDS, **MODEL_KINDS}
 
 
 def parse_fault(kind: str, params: dict[str, Any] | None) -> Fault:

@@ -78,6 +78,17 @@ class PagePool:
             if not self._owners[page]:
                 self._free.append(page)
 
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Copy what every layer holds in `sources` into `targets`, one for one."""
+        for kept in (self.keys, self.values):
+            kept[:, targets] = kept[:, sources]
+
+    def clear(self, pages: Iterable[int]) -> None:
+        """Write zeros over what every layer holds in `pages`: NaN there could reach the next owner."""
+        cleared = list(pages)
+        for kept in (self.keys, self.values):
+            kept[:, cleared] = 0
+
     def check(self, owned: Iterable[int]) -> None:
         """Raise AssertionError unless `owned`, a page for each of its owners, accounts for all pages."""
         owners = Counter(owned)

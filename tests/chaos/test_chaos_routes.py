@@ -51,7 +51,17 @@ async def test_the_life_of_a_fault(http):
     assert status["enabled"] is True
     assert [one["fault_id"] for one in status["faults"]] == [fault["fault_id"]]
     assert status["faults"][0]["by"] == "operator:ops"
-    assert {kind["kind"] for kind in status["kinds"]} == {"authority", "premise", "truncation", "noise"}
+    assert [kind["kind"] for kind in status["kinds"]] == [
+        "authority",
+        "premise",
+        "truncation",
+        "kv_flip",
+        "kv_shift",
+        "kv_roll",
+        "kv_rope",
+        "kv_swap",
+        "noise",
+    ]
     assert status["kinds"][-1]["params"]["properties"]["sigma"]["maximum"] == 100
     assert status["journal"][0]["event"] == "start"
     preview = await http.post("/quaver/chaos/preview", json={"selector": {"tenant": "x"}})

@@ -106,6 +106,27 @@ async def test_start_list_touch_end(chaos, path):
     assert events[1] | {"time": 0} == events[1] | {"time": 0, "touched": 2, "reason": "stopped"}
 
 
+async def test_a_fault_on_pages_is_a_lease_like_the_others(chaos, path):
+    flip = {"kind": "kv_flip", "ttl_s": 30.0, "params": {"burst": 4, "bit": "any"}}
+    listing = await start(chaos, flip, selector={"tenant": "gold"})
+    assert chaos.model.hook.on_pages and not chaos.model.hook.on_logits
+    await refused(chaos, flip, "overlap", selector={"route": "qa"})
+    await refused(chaos, flip, "invalid_fault", selector={"tenant": "silver"}, params={"burst": 17})
+    await start(chaos, NOISE, ttl_s=0.1)
+    assert chaos.model.hook.on_logits
+    await asyncio.sleep(0.6)
+    assert chaos.model.hook.on_pages and not chaos.model.hook.on_logits
+    assert (await chaos.controller.halt())["ended"] == [listing["fault_id"]]
+    assert not chaos.model.hook.active and not chaos.model.hook.on_pages
+    assert story(path)[0]["params"] == {
+        "from_token": 1,
+        "burst": 4,
+        "bit": "any",
+        "where": "both",
+        "rate": 0.0,
+    }
+
+
 async def test_prompt_faults_count_what_they_changed(chaos):
     await start(chaos, TRUNCATION)
     messages = [{"role": "user", "content": "Bo is old. Cy is new. Di is tall.\n\nWho is old?"}]

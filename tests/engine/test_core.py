@@ -400,7 +400,8 @@ TestEngineMachine.settings = hypothesis_settings(max_examples=25, stateful_step_
 class ShiftHook:
     """A real hook of the simplest kind: adds a constant to token 7 of one request's rows."""
 
-    active = True
+    active = on_logits = True
+    on_pages = False
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id

@@ -38,12 +38,16 @@ from engine.settings import EngineSettings
 class Leases:
     """A model hook that changes nothing and keeps its leases."""
 
+    on_pages = False
+
     def __init__(self) -> None:
         self.until: dict[str, float] = {}
 
     @property
     def active(self) -> bool:
         return bool(self.until)
+
+    on_logits = active
 
     def attach(self, fault: AttachFault) -> None:
         if fault.kind != "nothing":
