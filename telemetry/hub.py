@@ -346,7 +346,8 @@ class Telemetry:
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(_TICK_S)
-                self.tick()
+                if self.joint.over(self.clock()):
+                    self.tick()
                 if self._levels is not None:
                     self.metrics.observe_admission(self._levels())
 
