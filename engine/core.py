@@ -29,7 +29,7 @@ from engine.messages import (
 from engine.models.step import Floats, Ints, Model, Output
 from engine.roster import Roster
 from engine.scheduler import Chunk, Sequence
-from engine.settings import EngineSettings
+from engine.settings import EngineSettings, cores
 from engine.signals import Aggregates, head_sums, token_signals
 
 MAX_TOP_LOGPROBS = 20
@@ -157,6 +157,12 @@ class Engine:
             stats=self.stats(),
             **found,
         )
+
+    def charge(self, seconds: float) -> None:
+        """Have the budget pay for what signals took elsewhere, where that is not free: on the cores that the
+        model's threads fill."""
+        if self.settings.cores >= cores():
+            self.budget.charge(seconds)
 
     def stats(self) -> EngineStats:
         """Levels now."""
