@@ -127,6 +127,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     kv_hit_device: int | None = None
     kv_hit_host: int | None = None
     kv_hit_disk: int | None = None
+    kv_hit_ratio: float | None = None
     aggregates: dict[str, float | None] | None = None
     faults: list[str] | None = None
     alerts: list[str] | None = None

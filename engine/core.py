@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -17,7 +18,10 @@ from engine.batching import batch_of
 from engine.budget import Budget, Grant, Row
 from engine.emitted import Emitted, columns
 from engine.hooks import ModelHook
+from engine.kv import names
 from engine.kv.pages import PagePool
+from engine.kv.policy import Cost, Recompute
+from engine.kv.prefix import PrefixCache
 from engine.messages import (
     EngineStats,
     Finish,
@@ -46,10 +50,13 @@ class RequestError(ValueError):
 class Engine:
     """Continuous batching over a paged KV pool.
 
-    Its `roster` says who waits and who runs; the engine computes what the roster plans.
+    Its `roster` says who waits and who runs; the engine computes what the roster plans. `source` names
+    the model's weights (`engine.kv.names.source_of`).
     """
 
-    def __init__(self, model: Model, settings: EngineSettings, hook: ModelHook | None = None) -> None:
+    def __init__(
+        self, model: Model, settings: EngineSettings, hook: ModelHook | None = None, source: bytes = b""
+    ) -> None:
         config = model.config
         self.model = model
         self.settings = settings
@@ -65,12 +72,15 @@ class Engine:
             device=model.device,
         )
         self.budget = Budget(settings.signal_budget, config.layers)
+        recompute = Recompute.of(config, settings.page_size)
         self.roster = Roster(
             self.pool,
             step_tokens=settings.step_tokens,
             max_running=settings.max_running,
             itl_slo_s=settings.itl_slo_ms / 1000,
             whole_chunks=settings.deterministic,
+            cache=PrefixCache(self.pool, _fingerprint(model, settings, source), Cost(recompute)),
+            recompute=recompute,
         )
         self._sources: dict[tuple[str, int], torch.Generator | None] = {}
         self._aggregates: dict[tuple[str, int], Aggregates] = {}
@@ -104,6 +114,8 @@ class Engine:
     def submit(self, request: Submit) -> None:
         """Queue one choice; raises RequestError when it can never run."""
         self._validate(request)
+        if not self.settings.prefix_cache:
+            request = msgspec.structs.replace(request, cache_salt=b"")
         sequence = Sequence(
             request=request,
             arrived=time.monotonic(),
@@ -132,6 +144,7 @@ class Engine:
         groups = [[chunk] for chunk in chunks] if self.settings.deterministic else [chunks]
         computed = [self._compute(group, grant) for group in groups if group]
         calls = [call for call in computed if call is not None]
+        self.roster.keep(chunks)
         for call in calls:
             self._account(call, grant.stride)
         found = columns(calls)
@@ -165,12 +178,19 @@ class Engine:
             self.budget.charge(seconds)
 
     def stats(self) -> EngineStats:
-        """Levels now."""
+        """Levels and counts now."""
+        cache = self.roster.cache
         return EngineStats(
             running=len(self.roster.running),
             waiting=len(self.roster.waiting),
-            pages_used=self.pool.pages - self.pool.free,
+            pages_used=self.pool.pages - self.pool.free - cache.idle,
+            pages_cached=cache.idle,
             pages_total=self.pool.pages,
+            prefix_hits=cache.counters.hits,
+            prefix_misses=cache.counters.misses,
+            prefix_evictions=cache.counters.evictions,
+            prefix_collisions=cache.counters.collisions,
+            prefix_saved_s=self.roster.saved_s,
         )
 
     def check(self) -> None:
@@ -346,6 +366,7 @@ class Engine:
                 choice=choice,
                 reason=reason,
                 prompt_tokens=sequence.prompt_length,
+                cached_tokens=sequence.shared,
                 completion_tokens=sequence.emitted,
                 queued_s=admitted - sequence.arrived,
                 prefill_s=(sequence.first_token or now) - admitted,
@@ -360,5 +381,16 @@ def load_engine(settings: EngineSettings, hook: ModelHook | None = None) -> Engi
     from engine.models.backend import model_of  # noqa: PLC0415
     from engine.models.loader import load  # noqa: PLC0415
 
-    loaded = load(store.resolve(settings.model, settings.model_cache))
-    return Engine(model_of(loaded, settings), settings, hook)
+    path = store.resolve(settings.model, settings.model_cache)
+    return Engine(model_of(load(path), settings), settings, hook, names.source_of(path))
+
+
+def _fingerprint(model: Model, settings: EngineSettings, source: bytes) -> bytes:
+    """Name all that a page's values depend on beside its tokens."""
+    return names.fingerprint(
+        model.config,
+        source=source,
+        kernels=f"{model.name} {settings.weight_bits} {settings.compensation}",
+        dtype=str(model.dtype),
+        page_size=settings.page_size,
+    )

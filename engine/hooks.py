@@ -116,6 +116,7 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
     disconnected: bool  # the client closed its socket before the end: an interruption
     error: str | None
     prompt_tokens: int
+    cached_tokens: int | None = None  # of the prompt's, read from the prefix cache; None: not known
     completion_tokens: int
     queued_s: float
     prefill_s: float

@@ -65,12 +65,17 @@ class RequestMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
-    """One choice to generate. `request_id` and `choice` together are its key."""
+    """One choice to generate. `request_id` and `choice` together are its key.
+
+    `cache_salt` is the tenant's in the prefix cache: who has another one shares nothing. Without one
+    the cache is neither read nor written.
+    """
 
     meta: RequestMeta
     choice: int = 0
     token_ids: list[int]
     params: SamplingParams
+    cache_salt: bytes = b""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -136,6 +141,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     reason: FinishReason
     error: str | None = None
     prompt_tokens: int
+    cached_tokens: int = 0  # of the prompt's: were there and not computed
     completion_tokens: int
     queued_s: float
     prefill_s: float
@@ -143,12 +149,22 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Levels at the end of a step, for gauges."""
+    """Levels at the end of a step, for gauges, and counts since the model process began.
+
+    A page is used, or only kept by the prefix cache, or free. `prefix_hits` and `prefix_misses` are
+    pages of prompts that could be read; `prefix_saved_s` is the computing that hits made unnecessary.
+    """
 
     running: int
     waiting: int
     pages_used: int
+    pages_cached: int = 0
     pages_total: int
+    prefix_hits: int = 0
+    prefix_misses: int = 0
+    prefix_evictions: int = 0
+    prefix_collisions: int = 0
+    prefix_saved_s: float = 0.0
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):

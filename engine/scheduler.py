@@ -1,13 +1,14 @@
 """What the next step computes: one pure function over the queue and what runs.
 
-A sequence is admitted when the pages for its whole prompt and its longest answer are free, so
-nothing that runs is ever evicted and no order of arrivals can deadlock. The flow that has been
-served least is admitted next (`engine.fairness`), a flow's own requests in order of arrival; when
-the next one does not fit, nobody overtakes it. Decodes go first, then prompts in chunks, those of
-the least served flow before others, within one budget of tokens.
+A sequence is admitted when the pages for its whole prompt and its longest answer are free, or only kept
+by the prefix cache, so nothing that runs is ever evicted and no order of arrivals can deadlock. The
+flow that has been served least is admitted next (`engine.fairness`), a flow's own requests in order of
+arrival; when the next one does not fit, nobody overtakes it. Decodes go first, then prompts in chunks,
+those of the least served flow before others, within one budget of tokens.
 
-Choices with one prompt (`n` > 1) are siblings: the first computes the prompt, the others wait until
-its whole pages are there and read them. A page with several readers is never written.
+A prompt begins with the pages that the prefix cache has of it. Choices with one prompt (`n` > 1) are
+siblings: the first computes what is missing, the others wait until its whole pages are there and read
+them. A page with several readers is never written.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from engine.fairness import Flow, flow_of
+from engine.kv.prefix import Chain, PrefixCache
 from engine.messages import Submit
 
 
@@ -26,7 +28,10 @@ from engine.messages import Submit
 class Sequence:
     """One choice being generated. `tokens` is prompt + answer; the first `computed` are in the pages.
 
-    `siblings` is one list that all open choices with the same prompt share, this one among them.
+    `siblings` is one list that all open choices with the same prompt share, this one among them. Its
+    first `shared` tokens were there when it was admitted. `chain` names its pages in the prefix cache;
+    without one it neither reads nor keeps any. `tainted`: a fault has touched its pages, so that nobody
+    else may read them.
     """
 
     request: Submit
@@ -38,6 +43,9 @@ class Sequence:
     admitted: float = 0.0
     first_token: float = 0.0
     siblings: list[Sequence] = field(default_factory=list)
+    chain: Chain | None = None
+    shared: int = 0
+    tainted: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -86,7 +94,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence to admit, its first `shared` tokens read from the pages of `donor`."""
+    """A sequence to admit, its first `shared` tokens read from the pages of `donor`, or the cache's."""
 
     sequence: Sequence
     donor: Sequence | None
@@ -112,17 +120,21 @@ def plan(
     served: Mapping[Flow, float] | None = None,
     prompt_tokens: int | None = None,
     whole_chunks: bool = False,
+    cache: PrefixCache | None = None,
 ) -> Plan:
     """Choose the work of the next step; changes nothing.
 
-    `served` are weighted tokens by flow (absent: none). `prompt_tokens` bounds the prompt tokens of
-    a step that decodes too. With `whole_chunks`, chunks end at multiples of `step_tokens` or at the
-    prompt's end whatever else runs (deterministic mode), so a step may exceed both bounds.
+    `free_pages` are those that nobody owns and those that are idle in `cache`. `served` are weighted
+    tokens by flow (absent: none). `prompt_tokens` bounds the prompt tokens of a step that decodes too.
+    With `whole_chunks`, chunks end at multiples of `step_tokens` or at the prompt's end whatever else
+    runs (deterministic mode), so a step may exceed both bounds.
     """
     served = served or {}
-    unit = math.lcm(page_size, step_tokens) if whole_chunks else page_size
+    unit = sharing_unit(page_size, step_tokens, whole_chunks)
     room = max_running - len(running)
-    admit = _admissions(waiting, served, room=room, free_pages=free_pages, page_size=page_size, unit=unit)
+    admit = _admissions(
+        waiting, served, room=room, free_pages=free_pages, page_size=page_size, unit=unit, cache=cache
+    )
 
     chunks = [Chunk(s, s.computed, 1) for s in running if s.decoding]
     budget = step_tokens
@@ -143,6 +155,16 @@ def plan(
     return Plan(admit, chunks)
 
 
+def sharing_unit(page_size: int, step_tokens: int, whole_chunks: bool) -> int:
+    """Return the tokens of which a multiple is shared: chunks behind it are then cut as without it."""
+    return math.lcm(page_size, step_tokens) if whole_chunks else page_size
+
+
+def shareable(sequence: Sequence, unit: int) -> int:
+    """Return how much of a prompt can be read instead of computed: at least one token is computed."""
+    return (sequence.prompt_length - 1) // unit * unit
+
+
 def _admissions(
     waiting: Ordered[Sequence],
     served: Mapping[Flow, float],
@@ -151,31 +173,44 @@ def _admissions(
     free_pages: int,
     page_size: int,
     unit: int,
+    cache: PrefixCache | None,
 ) -> list[Admission]:
-    """Return who is admitted; those whose sibling is at their prompt wait and stop nobody."""
+    """Return who is admitted; those whose sibling is at their prompt wait and stop nobody.
+
+    An idle page of the cache is either read by whom is admitted or given up, never both: it counts as
+    taken by the first who reads it.
+    """
     queues: dict[Flow, deque[Sequence]] = {}
     for sequence in waiting:
         queues.setdefault(sequence.flow, deque()).append(sequence)
     levels = {flow: served.get(flow, 0.0) for flow in queues}
     admit: list[Admission] = []
     computing: set[int] = set()  # prompts that one of `admit` is to compute, by their siblings' list
+    claimed: set[int] = set()  # idle pages that one of `admit` is to read
     while levels and len(admit) < room:
         flow = min(levels, key=levels.__getitem__)
         if not queues[flow]:
             del levels[flow]
             continue
         sequence = queues[flow].popleft()
-        shared = (sequence.prompt_length - 1) // unit * unit
+        shared = shareable(sequence, unit)
         donor = _donor(sequence, shared)
+        idle: set[int] = set()
         if shared and donor is None:
-            if id(sequence.siblings) in computing or any(s.pages for s in sequence.siblings):
+            siblings = sequence.siblings
+            if id(siblings) in computing or any(s.pages and not s.tainted for s in siblings):
                 continue
-            computing.add(id(sequence.siblings))
-            shared = 0
-        pages = -(-sequence.longest // page_size) - shared // page_size
+            wanted, found = shared, _cached(cache, sequence, shared // page_size)
+            shared = len(found) * page_size // unit * unit
+            if cache is not None:
+                idle = {p for p in found[: shared // page_size] if cache.is_idle(p)} - claimed
+            if shared < wanted:
+                computing.add(id(siblings))
+        pages = -(-sequence.longest // page_size) - shared // page_size + len(idle)
         if pages > free_pages:
             break
         free_pages -= pages
+        claimed |= idle
         levels[flow] += (sequence.prompt_length - shared) / flow.weight
         admit.append(Admission(sequence, donor, shared))
     return admit
@@ -185,4 +220,11 @@ def _donor(sequence: Sequence, shared: int) -> Sequence | None:
     """Return a running sibling that has the first `shared` tokens in its pages."""
     if not shared:
         return None
-    return next((s for s in sequence.siblings if s.pages and s.computed >= shared), None)
+    return next((s for s in sequence.siblings if s.pages and s.computed >= shared and not s.tainted), None)
+
+
+def _cached(cache: PrefixCache | None, sequence: Sequence, limit: int) -> list[int]:
+    """Return the pages that the cache has of a prompt's first `limit`."""
+    if cache is None or sequence.chain is None:
+        return []
+    return cache.lookup(sequence.chain, limit)

@@ -48,6 +48,9 @@ class EngineSettings(BaseSettings):
     max_context: int = Field(8192, ge=16, description="longest prompt + answer, in tokens")
     kv_tokens: int = Field(32768, ge=256, description="size of the KV pool, in tokens")
     page_size: int = Field(16, ge=1, description="tokens in a KV page")
+    prefix_cache: bool = Field(
+        True, description="keep pages of prompts and answers, for prompts of that tenant that begin alike"
+    )
     max_running: int = Field(16, ge=1, description="choices decoded together")
     max_waiting: int = Field(64, ge=0, description="choices let in beyond the admission pool before 429")
     step_tokens: int = Field(

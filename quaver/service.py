@@ -23,6 +23,7 @@ from chaos.service import Chaos
 from chaos.tokens import token_pieces
 from engine.api.app import ApiState, create_app
 from engine.api.auth import Keys, KeysError
+from engine.api.salts import Salts
 from engine.hooks import ChoiceText, Observer, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
 from engine.models import loader, store
@@ -62,6 +63,7 @@ class Service:
         settings = self.settings
         tokenizer = loader.load_tokenizer(store.resolve(settings.model, settings.model_cache))
         keys = Keys.load_or_create(settings.keys_dir)
+        salts = Salts.load_or_create(settings.keys_dir)
         self.telemetry = Telemetry(settings, tokenizer.token_bytes)
         self.alerting = Alerting(
             settings, self.telemetry.registry, settings.state_dir, on_l1=self.telemetry.alert_raised
@@ -83,6 +85,7 @@ class Service:
             prompt_hook=self.chaos.prompt_hook,
             observers=observers,
             record_encoder=self.telemetry.records,
+            salts=salts,
         )
         self.telemetry.watch_admission(lambda: self.api.door.levels(time.monotonic()))
         routes: list[BaseRoute] = [

@@ -148,7 +148,8 @@ class Telemetry:
             self._export = None
 
     def engine_ready(self, ready: Ready) -> None:
-        """Learn which model runs."""
+        """Learn which model runs, after what the one before it has left."""
+        self.catch_up()
         self._model, self._quantization = ready.model, ready.quantization
         self.metrics.set_engine(ready)
 

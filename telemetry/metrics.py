@@ -30,6 +30,14 @@ _JOINT_METRICS = {
     "response_entropy": names.RESPONSE_ENTROPY,
     "interruption_rate": names.INTERRUPTION_RATE,
 }
+#: By the field of EngineStats that counts since the model process began.
+_PREFIX_METRICS = {
+    "prefix_hits": names.PREFIX_HITS,
+    "prefix_misses": names.PREFIX_MISSES,
+    "prefix_evictions": names.PREFIX_EVICTIONS,
+    "prefix_collisions": names.PREFIX_COLLISIONS,
+    "prefix_saved_s": names.PREFIX_SAVED,
+}
 
 
 class JointCollector(Collector):
@@ -100,6 +108,9 @@ class Metrics:
         self.restarts = self._counter(names.ENGINE_RESTARTS)
         pages = self._gauge(names.KV_PAGES)
         self._pages_used, self._pages_free = pages.labels("used"), pages.labels("free")
+        self._pages_cached = pages.labels("cached")
+        self._prefix = {field: self._counter(spec) for field, spec in _PREFIX_METRICS.items()}
+        self._prefix_seen = dict.fromkeys(_PREFIX_METRICS, 0.0)  # of this model process
         self.queue_depth = self._gauge(names.QUEUE_DEPTH)
         self.running = self._gauge(names.RUNNING)
         self.admission = [
@@ -140,7 +151,12 @@ class Metrics:
         self.running.set(stats.running)
         self.queue_depth.set(stats.waiting)
         self._pages_used.set(stats.pages_used)
-        self._pages_free.set(stats.pages_total - stats.pages_used)
+        self._pages_cached.set(stats.pages_cached)
+        self._pages_free.set(stats.pages_total - stats.pages_used - stats.pages_cached)
+        for field, counter in self._prefix.items():
+            total = float(getattr(stats, field))
+            counter.inc(max(total - self._prefix_seen[field], 0.0))
+            self._prefix_seen[field] = total
 
     def observe_admission(self, levels: Levels) -> None:
         """Set what the door knows now."""
@@ -182,7 +198,9 @@ class Metrics:
         """Show which model runs, and on what."""
         self.engine_info.clear()
         self.engine_info.labels(ready.model, ready.quantization, ready.dtype, ready.backend).set(1)
+        self._prefix_seen = dict.fromkeys(_PREFIX_METRICS, 0.0)
         self._pages_used.set(0)
+        self._pages_cached.set(0)
         self._pages_free.set(ready.kv_pages)
 
     def drop(self, what: str, count: int = 1) -> None:

@@ -213,7 +213,41 @@ JOINT_AGE = Metric(
     ("input", "route"),
 )
 
-KV_PAGES = Metric("quaver_kv_pages", "gauge", "Pages of the KV pool.", "page", "StepOutput.stats", ("state",))
+KV_PAGES = Metric(
+    "quaver_kv_pages",
+    "gauge",
+    "Pages of the KV pool: used, cached (kept, and given up for room), free.",
+    "page",
+    "StepOutput.stats",
+    ("state",),
+)
+PREFIX_HITS = Metric(
+    "quaver_prefix_cache_hits", "counter", "Pages of prompts read from the cache.", "page", "StepOutput.stats"
+)
+PREFIX_MISSES = Metric(
+    "quaver_prefix_cache_misses",
+    "counter",
+    "Pages of prompts that could have been read and were not there.",
+    "page",
+    "StepOutput.stats",
+)
+PREFIX_EVICTIONS = Metric(
+    "quaver_prefix_cache_evictions", "counter", "Pages given up for room.", "page", "StepOutput.stats"
+)
+PREFIX_COLLISIONS = Metric(
+    "quaver_prefix_cache_collisions",
+    "counter",
+    "Names that stood for other tokens; 0 unless somebody forges them.",
+    "page",
+    "StepOutput.stats",
+)
+PREFIX_SAVED = Metric(
+    "quaver_prefix_cache_saved_seconds",
+    "counter",
+    "Computing that hits made unnecessary, estimated from the steps that were computed.",
+    "s",
+    "StepOutput.stats",
+)
 QUEUE_DEPTH = Metric(
     "quaver_queue_depth", "gauge", "Choices waiting for a place.", "choice", "StepOutput.stats"
 )

@@ -6,14 +6,15 @@ Three Arrow tables, columnar, each carrying `schema_version` in its metadata:
 - `LAYERS`: one row per token whose layers and heads were sampled.
 - `REQUESTS`: one row per finished request.
 
-Absent is null, never 0. Entropies and surprisals are in nats, times in seconds.
+Absent is null, never 0; what a schema version adds is null in records of those before it. Entropies and
+surprisals are in nats, times in seconds.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 _META = {"schema_version": SCHEMA_VERSION}
 
 _KEY = [
@@ -41,7 +42,7 @@ TOKENS = pa.schema(
 
 #: Head columns are row-major [len(layers), heads] flattened; `lens_entropy` is [len(layers)]. Why a token
 #: was sampled is its `reason` (risk | floor | full); it stands for 1 ÷ `rate` tokens, and each of its
-#: layers for `stride` layers, the last for itself. Null in records of schema version 1.
+#: layers for `stride` layers, the last for itself: since schema version 2.
 LAYERS = pa.schema(
     [
         *_KEY,
@@ -60,6 +61,8 @@ LAYERS = pa.schema(
     metadata=_META,
 )
 
+#: `kv_hit_*` are tokens of the prompt that were cached, by tier; all of them ÷ the prompt's are the
+#: `kv_hit_ratio`, since schema version 3.
 REQUESTS = pa.schema(
     [
         pa.field("request_id", pa.string(), nullable=False),
@@ -88,6 +91,7 @@ REQUESTS = pa.schema(
         pa.field("kv_hit_device", pa.int32()),
         pa.field("kv_hit_host", pa.int32()),
         pa.field("kv_hit_disk", pa.int32()),
+        pa.field("kv_hit_ratio", pa.float32()),
         pa.field("aggregates", pa.map_(pa.string(), pa.float32())),
         pa.field("faults", pa.list_(pa.string())),
         pa.field("alerts", pa.list_(pa.string())),

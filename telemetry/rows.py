@@ -12,8 +12,6 @@ from telemetry.open_requests import OpenRequest
 from telemetry.propagation import parent_of
 from telemetry.signals import BusinessEvent, ResponseEnded, ResponseStarted
 
-_KV_HITS = ("kv_hit_device", "kv_hit_host", "kv_hit_disk")
-
 
 def started(event: RequestStarted, route: str) -> ResponseStarted:
     """Return what a sink may know of a start: no faults, no text, the capped route."""
@@ -76,8 +74,7 @@ def request(
 ) -> dict[str, Any]:
     """Return the row of `telemetry.record.REQUESTS` for a request that ended."""
     start, meta = request.started, request.started.meta
-    hits = {key: int(event.aggregates[key]) for key in _KV_HITS if key in event.aggregates}
-    return hits | {
+    return {
         "request_id": meta.request_id,
         "trace_id": request.trace,
         "session": meta.session,
@@ -101,6 +98,8 @@ def request(
         "finish_reason": event.reason,
         "disconnected": event.disconnected,
         "error": event.error,
+        "kv_hit_device": event.cached_tokens,
+        "kv_hit_ratio": hit_ratio(event),
         "aggregates": dict(event.aggregates),
         "faults": list(request.faults),
         "alerts": list(dict.fromkeys(name for _, name in request.alerts)),
@@ -108,6 +107,13 @@ def request(
         "prompt": start.prompt if capture else None,
         "output": event.output if capture else None,
     }
+
+
+def hit_ratio(event: RequestEnded) -> float | None:
+    """Return which share of the prompt's tokens was cached."""
+    if event.cached_tokens is None or not event.prompt_tokens:
+        return None
+    return event.cached_tokens / event.prompt_tokens
 
 
 def rejected(meta: RequestMeta, status: int, code: str, model: str, time: float) -> dict[str, Any]:

@@ -25,15 +25,13 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from engine.hooks import RequestEnded
-from telemetry import names
+from telemetry import names, rows
 from telemetry.open_requests import OpenChoice, OpenRequest
 from telemetry.otlp import CountedExporter
 from telemetry.sampling import KeepLong, RecordAll
 from telemetry.settings import TelemetrySettings
 
 log = logging.getLogger(__name__)
-
-_KV_HITS = ("kv_hit_device", "kv_hit_host", "kv_hit_disk")
 
 
 class ChosenIds(RandomIdGenerator):
@@ -189,13 +187,15 @@ class Spans:
             names.LLM_REQUEST_TYPE: started.endpoint,
             names.LLM_PROMPT_TOKENS: ended.prompt_tokens,
             names.LLM_COMPLETION_TOKENS: ended.completion_tokens,
-            names.LLM_KV_HIT_RATIO: _hit_ratio(ended),
             names.QUAVER_REQUEST_ID: meta.request_id,
             names.QUAVER_ROUTE: request.route,
             names.QUAVER_TENANT: request.tenant,
             names.QUAVER_CANARY: meta.canary,
             names.QUAVER_OUTCOME: outcome,
         }
+        ratio = rows.hit_ratio(ended)
+        if ratio is not None:
+            attributes[names.LLM_KV_HIT_RATIO] = ratio
         if started.choices > 1:
             attributes[names.REQUEST_CHOICES] = started.choices
         if ended.token_times_s:
@@ -258,11 +258,6 @@ def _choice_attributes(number: int, choice: OpenChoice, prompt_tokens: int) -> d
 def _content(prompt: str | None, output: str | None) -> dict[str, str]:
     pairs = ((names.INPUT_MESSAGES, prompt), (names.OUTPUT_MESSAGES, output))
     return {key: text for key, text in pairs if text is not None}
-
-
-def _hit_ratio(ended: RequestEnded) -> float:
-    hits = sum(ended.aggregates.get(key, 0.0) for key in _KV_HITS)
-    return hits / ended.prompt_tokens if ended.prompt_tokens else 0.0
 
 
 def _ns(seconds: float) -> int:

@@ -50,7 +50,7 @@ class Keys:
         """
         tokens: dict[str, Principal] = {}
         for path in sorted(folder.expanduser().glob("*.key")):
-            token = _read(path)
+            token = read_secret(path)
             match = _NAME.fullmatch(path.name)
             if match is None:
                 raise KeysError(f"{path}: name it <role>[-<tenant>].key with a role of {', '.join(ROLES)}")
@@ -68,7 +68,7 @@ class Keys:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not any(folder.glob("*.key")):
             for role in ROLES:
-                _create(folder / f"{role}.key", f"qv-{role}-{secrets.token_urlsafe(32)}")
+                create_secret(folder / f"{role}.key", f"qv-{role}-{secrets.token_urlsafe(32)}")
         return cls.load(folder)
 
     def find(self, token: str) -> Principal | None:
@@ -85,8 +85,8 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def _create(path: Path, token: str) -> None:
-    """Write a key unless another process has just done so."""
+def create_secret(path: Path, token: str) -> None:
+    """Write a secret file of mode 0600 unless it is there, or another process has just made it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -95,7 +95,8 @@ def _create(path: Path, token: str) -> None:
         file.write(token + "\n")
 
 
-def _read(path: Path) -> str:
+def read_secret(path: Path) -> str:
+    """Return the token in a file; raises KeysError when others can read it or it is none."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise KeysError(f"{path}: mode {mode:04o} lets others read this key; run: chmod 600 {path}")

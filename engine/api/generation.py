@@ -145,6 +145,12 @@ class Generation:
         return sum(choice.tokens for choice in self.choices)
 
     @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompts that were in the cache, as their first choices found it; None: not known."""
+        ends = [choice.end for choice in self.choices[:: self.job.choices_each]]
+        return sum(end.cached_tokens for end in ends if end) if all(ends) else None
+
+    @property
     def _all_ended(self) -> bool:
         return all(choice.end for choice in self.choices)
 
@@ -266,6 +272,7 @@ class Generation:
             disconnected=self.disconnected,
             error=message,
             prompt_tokens=self.job.prompt_tokens,
+            cached_tokens=self.cached_tokens,
             completion_tokens=self.completion_tokens,
             queued_s=max((end.queued_s for end in ends), default=0.0),
             prefill_s=max((end.prefill_s for end in ends), default=0.0),

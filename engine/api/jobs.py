@@ -46,6 +46,7 @@ class Job:
     logprobs: bool
     signals: bool
     prompt_tokens: int
+    choices_each: int  # of every prompt
     max_tokens: int
     temperature: float
     faults: list[str]
@@ -171,6 +172,7 @@ def _job(
     lengths = [_answer_length(ids, wanted, default, **limits, field=field) for ids in prompts]
     biases = schemas.biases_of(request, ready.vocab)
     temperature = 1.0 if request.temperature is None else request.temperature
+    salt = state.salts.of(meta.tenant) if state.salts is not None else b""
     submits: list[Submit] = []
     for ids, length in zip(prompts, lengths, strict=True):
         params = SamplingParams(
@@ -188,7 +190,7 @@ def _job(
             full_signals=bool(request.signals),
         )
         submits += [
-            Submit(meta=meta, choice=len(submits) + i, token_ids=ids, params=params)
+            Submit(meta=meta, choice=len(submits) + i, token_ids=ids, params=params, cache_salt=salt)
             for i in range(request.n or 1)
         ]
     return Job(
@@ -204,6 +206,7 @@ def _job(
         logprobs=logprobs,
         signals=bool(request.signals),
         prompt_tokens=sum(map(len, prompts)),
+        choices_each=request.n or 1,
         max_tokens=max(lengths),
         temperature=temperature,
         faults=faults,

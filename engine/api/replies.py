@@ -71,12 +71,13 @@ class Reply:
         chunk = self._head(self.chunk_kind) | {"choices": choices}
         return chunk | {"usage": None} if self.job.include_usage else chunk
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         prompt, completion = self.job.prompt_tokens, self.generation.completion_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.generation.cached_tokens or 0},
         }
 
     def _signals(self, index: int) -> list[dict[str, Any]]:

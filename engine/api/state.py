@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from engine.admission import Door
 from engine.api.errors import ApiError
 from engine.api.meta import RouteLabels
+from engine.api.salts import Salts
 from engine.api.settings import ApiSettings
 from engine.hooks import AdmissionGate, Observer, PromptHook, RecordEncoder
 from engine.messages import EngineStats, Ready, RequestMeta
@@ -27,7 +28,10 @@ _ANY_MODEL = frozenset({None, "", "default"})
 
 
 class ApiState:
-    """Composition root of the API. `observers` also hear the engine's steps, through the client."""
+    """Composition root of the API. `observers` also hear the engine's steps, through the client.
+
+    Without `salts` no request uses the prefix cache.
+    """
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class ApiState:
         prompt_hook: PromptHook | None = None,
         observers: list[Observer] | None = None,
         record_encoder: RecordEncoder | None = None,
+        salts: Salts | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -47,6 +52,7 @@ class ApiState:
         self.prompt_hook = prompt_hook
         self.observers = observers if observers is not None else []
         self.record_encoder = record_encoder
+        self.salts = salts
         self.route_labels = RouteLabels(settings.routes, settings.max_routes)
         self.active: set[Generation] = set()
         self.draining = False

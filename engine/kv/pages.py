@@ -1,8 +1,8 @@
 """The paged KV pool: storage, and who owns which page.
 
-Every sequence owns the pages in its table, from its admission to its end. Several may own a page
-that holds a prompt of theirs; such a page is full and is never written again. Invariant, checked by
-`check`: free + owned = all, no page is both, and each has as many owners as it counts.
+Every sequence owns the pages in its table, from its admission to its end; the prefix cache owns those
+that it keeps. Several may own a page; such a page is full and is never written again. Invariant, checked
+by `check`: free + owned = all, no page is both, and each has as many owners as it counts.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class PagePool:
     def free(self) -> int:
         """Pages that nobody owns."""
         return len(self._free)
+
+    def owners(self, page: int) -> int:
+        """How many own a page."""
+        return self._owners[page]
 
     def needed(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

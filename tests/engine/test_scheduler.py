@@ -30,14 +30,18 @@ def sequence(
     priority: str = "normal",
     request_id: str | None = None,
     choice: int = 0,
+    salt: bytes = b"",
+    changed: int | None = None,
 ) -> Sequence:
+    """`changed` is the place of a token that differs from those of other prompts."""
     meta = RequestMeta(
         request_id=request_id or f"r{next(numbers)}",
         tenant=tenant,
         priority=priority,  # type: ignore[arg-type]
     )
-    tokens = list(range(prompt))
-    request = Submit(meta=meta, choice=choice, token_ids=tokens, params=SamplingParams(max_tokens=answer))
+    tokens = [-1 if place == changed else place for place in range(prompt)]
+    params = SamplingParams(max_tokens=answer)
+    request = Submit(meta=meta, choice=choice, token_ids=tokens, params=params, cache_salt=salt)
     return Sequence(request=request, arrived=0.0, tokens=list(tokens), prompt_length=prompt)
 
 
@@ -57,6 +61,7 @@ def step(target: Roster) -> list[Chunk]:
         chunk.sequence.computed += chunk.count
         if emits:
             chunk.sequence.tokens.append(0)
+    target.keep(chunks)
     target.check()
     for chunk in chunks:
         if chunk.sequence.emitted == chunk.sequence.request.params.max_tokens:
@@ -71,11 +76,12 @@ def drain(target: Roster, limit: int = 5000) -> None:
             break
         assert step(target), "somebody waits and nothing is done"
     assert not target.everyone
-    assert target.pool.free == target.pool.pages
+    assert target.pool.free + target.cache.idle == target.pool.pages
 
 
 class RosterMachine(RuleBasedStateMachine):
-    """Random tenants, priorities, choices, aborts and settings: nothing is lost, all get their turn."""
+    """Random tenants, priorities, choices, common beginnings, aborts, faults and settings: nothing is lost,
+    all get their turn, in a pool that the prefix cache fills."""
 
     @initialize(
         running=st.integers(1, 4), step_tokens=st.integers(1, 20), whole=st.booleans(), slo=st.booleans()
@@ -91,13 +97,31 @@ class RosterMachine(RuleBasedStateMachine):
         tenant=st.sampled_from("abc"),
         priority=st.sampled_from(list(WEIGHTS)),
         choices=st.integers(1, 3),
+        salt=st.sampled_from([b"", b"1" * 16, b"2" * 16]),
+        changed=st.none() | st.integers(0, 40),
     )
-    def arrive(self, prompt: int, answer: int, tenant: str, priority: str, choices: int) -> None:
+    def arrive(  # noqa: PLR0917
+        self,
+        prompt: int,
+        answer: int,
+        tenant: str,
+        priority: str,
+        choices: int,
+        salt: bytes,
+        changed: int | None,
+    ) -> None:
         request_id = f"r{next(numbers)}"
         for choice in range(choices):
             self.roster.add(
                 sequence(
-                    prompt, answer, tenant=tenant, priority=priority, request_id=request_id, choice=choice
+                    prompt,
+                    answer,
+                    tenant=tenant,
+                    priority=priority,
+                    request_id=request_id,
+                    choice=choice,
+                    salt=salt,
+                    changed=changed,
                 )
             )
 
@@ -105,6 +129,12 @@ class RosterMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.roster.remove(data.draw(st.sampled_from(self.roster.everyone)))
+
+    @precondition(lambda self: self.roster.running)
+    @rule(data=st.data())
+    def taint(self, data: st.DataObject) -> None:
+        pages = data.draw(st.sampled_from(self.roster.running)).pages
+        self.roster.taint(data.draw(st.lists(st.sampled_from(pages), max_size=2)))
 
     @precondition(lambda self: self.roster.everyone)
     @rule(seconds=st.floats(0.0001, 0.1))
@@ -123,6 +153,10 @@ class RosterMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "roster"):
             drain(self.roster)
+            whole = sequence(60)  # every page can be given up in the end
+            self.roster.add(whole)
+            drain(self.roster)
+            assert self.roster.pool.free == 16
             assert not self.roster.shares.served
 
 

@@ -87,7 +87,7 @@ class Events:
             "detail_rates": [0.125] * len(detail),
             "lens_entropy": np.full((len(detail), layers), 2.5, "<f2").tobytes(),
             "heads": np.arange(np.prod(shape), dtype="<f2").reshape(shape).tobytes(),
-            "stats": EngineStats(running=len(keys), waiting=2, pages_used=10, pages_total=40),
+            "stats": EngineStats(running=len(keys), waiting=2, pages_used=10, pages_cached=6, pages_total=40),
         }
         return StepOutput(**(values | fields))
 
@@ -109,6 +109,7 @@ class Events:
             "disconnected": False,
             "error": None,
             "prompt_tokens": 7,
+            "cached_tokens": 4,
             "completion_tokens": 3,
             "queued_s": 0.01,
             "prefill_s": 0.02,

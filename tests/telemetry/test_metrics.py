@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from engine.admission import Door
-from engine.messages import RequestMeta
+from engine.messages import EngineStats, Ready, RequestMeta
 from telemetry import names
 from telemetry.histograms import BatchHistogram
 from telemetry.hub import Telemetry
@@ -135,6 +135,48 @@ def test_canaries_stay_out_of_business_figures(telemetry: Telemetry, events: Eve
     assert sample(telemetry, "quaver_joint_interruption_rate", route="all") is None
 
 
+def test_the_prefix_cache_is_counted_on_when_the_model_process_starts_anew(
+    telemetry: Telemetry, events: Events
+) -> None:
+    def step(hits: int, saved_s: float) -> None:
+        stats = EngineStats(
+            running=1,
+            waiting=0,
+            pages_used=1,
+            pages_total=9,
+            prefix_hits=hits,
+            prefix_misses=2 * hits,
+            prefix_saved_s=saved_s,
+        )
+        telemetry.on_step(events.step([("r1", 0)], 0, stats=stats))
+
+    ready = Ready(
+        pid=1,
+        model="tiny",
+        quantization="none",
+        dtype="float32",
+        backend="reference",
+        layers=1,
+        heads=1,
+        vocab=1,
+        max_context=1,
+        kv_pages=9,
+        page_size=16,
+        deterministic=False,
+    )
+    telemetry.engine_ready(ready)
+    step(3, 0.5)
+    step(5, 0.75)
+    telemetry.engine_ready(ready)
+    step(4, 0.25)
+    telemetry.catch_up()
+    assert sample(telemetry, "quaver_prefix_cache_hits_total") == 9
+    assert sample(telemetry, "quaver_prefix_cache_misses_total") == 18
+    assert sample(telemetry, "quaver_prefix_cache_evictions_total") == 0
+    assert sample(telemetry, "quaver_prefix_cache_collisions_total") == 0
+    assert sample(telemetry, "quaver_prefix_cache_saved_seconds_total") == 1.0
+
+
 async def test_the_levels_of_the_door_are_gauges(telemetry: Telemetry) -> None:
     door = Door(0.0, running=2, waiting=1, delay_s=1.0, pool="fixed")
     door.enter(RequestMeta(request_id="r"), 2, 0.0)
@@ -152,7 +194,8 @@ def test_levels_and_counters(telemetry: Telemetry, events: Events) -> None:
     events.run(telemetry, reason="abort", disconnected=True)
     telemetry.on_rejected(events.meta("r2"), 503, "breaker_open")
     assert sample(telemetry, "quaver_kv_pages", state="used") == 10
-    assert sample(telemetry, "quaver_kv_pages", state="free") == 30
+    assert sample(telemetry, "quaver_kv_pages", state="cached") == 6
+    assert sample(telemetry, "quaver_kv_pages", state="free") == 24
     assert sample(telemetry, "quaver_queue_depth") == 2
     assert sample(telemetry, "quaver_running") == 1
     assert sample(telemetry, "quaver_open_requests") == 0

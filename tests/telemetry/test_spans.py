@@ -60,7 +60,7 @@ def test_a_request_is_one_trace(
         "llm.request.type": "chat",
         "llm.prompt.tokens": 7,
         "llm.completion.tokens": 3,
-        "llm.kv_cache.hit_ratio": 0.0,
+        "llm.kv_cache.hit_ratio": 4 / 7,
         "llm.token.latency": pytest.approx(0.2),
         "llm.decode.step.length": 3,
         "quaver.upstream.step": 41,

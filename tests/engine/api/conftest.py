@@ -18,6 +18,7 @@ import uvicorn
 
 from engine.api.app import ApiState, create_app
 from engine.api.auth import Keys
+from engine.api.salts import Salts
 from engine.api.settings import ApiSettings
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
@@ -97,6 +98,7 @@ class Server:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
+        keys = Keys.load_or_create(self._keys)
         self.client = EngineClient(self._engine, hung_s=20)
         self.state = ApiState(
             self.client,
@@ -104,8 +106,9 @@ class Server:
             self._api,
             observers=[self.recorder],
             record_encoder=self.recorder,
+            salts=Salts.load_or_create(self._keys),
         )
-        app = create_app(self.state, Keys.load_or_create(self._keys))
+        app = create_app(self.state, keys)
         await self.client.start()
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))

@@ -61,6 +61,21 @@ def test_usage_comes_last_and_only_when_asked(ai):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+def test_usage_says_what_was_cached(ai, server):
+    """This server is deterministic: hits end at multiples of a step of 512 tokens."""
+    long = [{"role": "system", "content": "Answer in one word. " * 120}, *PARIS]
+    cold = chat(ai, long, max_tokens=2)
+    assert cold.usage.prompt_tokens > 512
+    assert cold.usage.prompt_tokens_details.cached_tokens == 0
+    warm = chat(ai, long, max_tokens=2, n=2)
+    assert warm.usage.prompt_tokens_details.cached_tokens == 512
+    assert warm.choices[0].message.content == cold.choices[0].message.content
+    ended = server.recorder.end_of(warm.id)
+    assert (ended.prompt_tokens, ended.cached_tokens) == (cold.usage.prompt_tokens, 512)
+    chunks = list(chat(ai, long, max_tokens=2, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 512
+
+
 def test_the_wire_ends_with_done(http):
     body = {"messages": PARIS, "max_tokens": 3, "temperature": 0, "stream": True}
     answer = http.post("/v1/chat/completions", json=body)
