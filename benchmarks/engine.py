@@ -170,11 +170,10 @@ def run(*, threads: int, quick: bool, only: set[str], rounds: int | None = None)
 
 def merged(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Put what was measured in place of what an earlier run found; `measured` says when for each section."""
-    measured = before.get("measured", {}) | dict.fromkeys(
-        result["sections"], [result["date"], result["commit"]]
-    )
+    when = [result["date"], result["commit"]]
+    measured = before.get("measured", {}) | dict.fromkeys(result["sections"], when)
     found = {key: value for key, value in result.items() if value not in (None, [], {}) or key not in before}
-    return before | found | {"failed": result["failed"], "measured": measured}
+    return before | found | {"failed": result["failed"], "measured": measured, "sections": sorted(measured)}
 
 
 def main() -> None:
