@@ -2,6 +2,8 @@
 
     python -m benchmarks.engine [--quick] [--only prefill,decode,…] [--output benchmarks/results/engine.json]
 
+With `--only`, what is measured takes its place beside the sections that the output file has already.
+
 Every engine runs in a process of its own with the same number of threads, and they take turns, round
 by round. docs/performance.md tells what the figures mean.
 """
@@ -155,7 +157,7 @@ def run(*, threads: int, quick: bool, only: set[str], rounds: int | None = None)
             "ready": lambda: measured.ready(3 if quick else 5),
             "prefill,decode": lambda: measured.speeds(only),
             "signals": measured.signals,
-            "http": lambda: measured.http(*(1, 48) if quick else (4, 96)),
+            "http": lambda: measured.http(*(1, 48) if quick else (10, 96)),
             "quality": lambda: measured.quality(2 if quick else 14),
             "memory": measured.memory,
         }
@@ -164,6 +166,14 @@ def run(*, threads: int, quick: bool, only: set[str], rounds: int | None = None)
                 measured.attempt(name, measure)
         about = {"quick": quick, "sections": sorted(only), "engines": peers.describe()}
     return measured.result | about | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def merged(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Put what was measured in place of what an earlier run found; `measured` says when for each section."""
+    when = [result["date"], result["commit"]]
+    measured = before.get("measured", {}) | dict.fromkeys(result["sections"], when)
+    found = {key: value for key, value in result.items() if value not in (None, [], {}) or key not in before}
+    return before | found | {"failed": result["failed"], "measured": measured, "sections": sorted(measured)}
 
 
 def main() -> None:
@@ -178,7 +188,13 @@ def main() -> None:
     only = set(arguments.only.split(","))
     if only - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(only - set(SECTIONS)))}; there are {', '.join(SECTIONS)}")
+    before = (
+        json.loads(arguments.output.read_text())
+        if only != set(SECTIONS) and arguments.output.exists()
+        else {}
+    )
     result = run(threads=arguments.threads, quick=arguments.quick, only=only, rounds=arguments.rounds)
+    result = merged(before, result)
     report.show(result, Console())
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -76,7 +76,7 @@ def starts(threads: int, times: int) -> list[float]:
 
 
 def overhead(peers: Peers, bare: Variant, text: Text, rounds: int, tokens: int) -> dict[str, Any]:
-    """Throughput of 16 streams over HTTP beside that of the engine alone, in turns.
+    """Throughput of 16 streams over HTTP beside that of the engine alone just before and just after.
 
     Both decode the same prompts over the same lengths with the same settings; the engine alone has
     nobody who listens. Only the time in which all sequences are decoded counts.
@@ -86,11 +86,9 @@ def overhead(peers: Peers, bare: Variant, text: Text, rounds: int, tokens: int) 
         for number in range(-1, rounds):
             console.print(f"[dim]http: {'warming up' if number < 0 else f'round {number + 1} of {rounds}'}")
             prompts = [text.prompt(PROMPT, (number + 1) * STREAMS + i) for i in range(STREAMS)]
+            before = _speed_of(peers, bare, prompts, tokens)
             seen = stream_all(server, prompts, tokens)
-            peer = peers.of(bare)
-            peer.ask("prepare", prompts=prompts, steps=tokens, observed=False, **bare.how)
-            steps = tokens - STREAMS
-            speed = STREAMS * steps / peer.ask("decode", steps=steps, observed=False, **bare.how)
+            speed = (before + _speed_of(peers, bare, prompts, tokens)) / 2
             if number >= 0:
                 streamed.append(seen["tokens_per_s"])
                 alone.append(speed)
@@ -103,6 +101,13 @@ def overhead(peers: Peers, bare: Variant, text: Text, rounds: int, tokens: int) 
         "engine_tokens_per_s": alone,
         "client_share_of_all_cores": intervals.of(clients).median,
     }
+
+
+def _speed_of(peers: Peers, bare: Variant, prompts: list[list[int]], tokens: int) -> float:
+    """Tokens per second of the engine alone, all prompts side by side."""
+    peer, steps = peers.of(bare), tokens - len(prompts)
+    peer.ask("prepare", prompts=prompts, steps=tokens, observed=False, **bare.how)
+    return len(prompts) * steps / float(peer.ask("decode", steps=steps, observed=False, **bare.how))
 
 
 def stream_all(server: Server, prompts: list[list[int]], tokens: int) -> dict[str, float]:

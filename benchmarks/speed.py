@@ -22,10 +22,10 @@ class Plan:
     answers: dict[int, int]  # batch → tokens of an answer, where the signals' cost is measured
     pairs: int  # of such answers, at the least
     pair_seconds: float  # and pairs go on for so long
-    block: int = 8  # engine steps until the other of a pair has its turn
+    block: int = 2  # engine steps until the other of a pair has its turn
 
 
-WHOLE = Plan(5, (512, 2048), {1: 64, 8: 32, 16: 24, 32: 16}, {1: 96, 16: 96}, pairs=8, pair_seconds=60)
+WHOLE = Plan(5, (512, 2048), {1: 64, 8: 32, 16: 24, 32: 16}, {1: 96, 16: 96}, pairs=8, pair_seconds=90)
 QUICK = Plan(2, (512,), {1: 32, 16: 8}, {1: 96, 16: 96}, pairs=3, pair_seconds=0)
 
 

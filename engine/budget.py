@@ -108,6 +108,10 @@ class Budget:
         credit = self._credit + self.share * duration_s - paid
         self._credit = min(max(credit, -self.share * _FORGIVEN_S), self._room())
 
+    def charge(self, seconds: float) -> None:
+        """Pay for what signals took beside the steps: records, metrics, detectors."""
+        self._credit = max(self._credit - seconds, -self.share * _FORGIVEN_S)
+
     def _risky(self, rows: Sequence[Row], stride: int) -> list[Row]:
         """Rows that look risky, the riskiest first; the emptier the bucket, the more a row must."""
         if self._cost is None or self._credit <= 0:

@@ -36,7 +36,7 @@ from engine.models.native import NativeLlama
 from engine.models.step import Floats, Ints, Model, Output
 from engine.roster import Roster
 from engine.scheduler import Chunk, Sequence
-from engine.settings import EngineSettings
+from engine.settings import EngineSettings, cores
 from engine.signals import Aggregates, head_sums, token_signals
 
 MAX_TOP_LOGPROBS = 20
@@ -190,6 +190,12 @@ class Engine:
             tiers=self._tier_stats(),
             **found,
         )
+
+    def charge(self, seconds: float) -> None:
+        """Have the budget pay for what signals took elsewhere, where that is not free: on the cores that the
+        model's threads fill."""
+        if self.settings.cores >= cores():
+            self.budget.charge(seconds)
 
     def stats(self) -> EngineStats:
         """Levels and counts now."""

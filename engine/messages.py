@@ -103,9 +103,13 @@ class DetachFault(msgspec.Struct, frozen=True, tag="detach"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """The front's heartbeat; without one for 2 s the model process drops faults and requests."""
+    """The front's heartbeat; without one for 2 s the model process drops faults and requests.
+
+    `signals_s` is the processor time that signals took in the front since the last one.
+    """
 
     sent: float
+    signals_s: float = 0.0
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):

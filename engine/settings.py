@@ -81,7 +81,7 @@ class EngineSettings(BaseSettings):
         0.03,
         ge=0,
         le=1,
-        description="share of step time that layer detail may take; 0: none, 1: every token and layer",
+        description="share of step time that signals may take; 0: no layer detail, 1: every token and layer",
     )
 
     @field_validator("page_size")

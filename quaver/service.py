@@ -75,6 +75,7 @@ class Service:
             token_pieces(tokenizer),
         )
         self.telemetry.add_sink(self.alerting.sink)
+        self.client.signals_s = self.telemetry.spent_s
         observers: list[Observer] = [_Introductions(self), self.telemetry, self.chaos]
         self.api = ApiState(
             self.client,

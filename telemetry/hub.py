@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 from opentelemetry.sdk.metrics.export import MetricExporter
@@ -46,6 +47,21 @@ log = logging.getLogger(__name__)
 
 _CONFIDENCE, _ENTROPY = TOKEN_SIGNALS.index("confidence"), TOKEN_SIGNALS.index("entropy")
 _TICK_S = 0.1
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def _timed(method: Method) -> Method:
+    """Count the processor time of a method that is called from outside."""
+
+    @functools.wraps(method)
+    def timed(self: Telemetry, *arguments: Any) -> None:
+        began = time.thread_time()
+        try:
+            method(self, *arguments)
+        finally:
+            self._spent_s += time.thread_time() - began
+
+    return cast("Method", timed)
 
 
 class Telemetry:
@@ -91,6 +107,7 @@ class Telemetry:
             )
         self._sinks = Sinks(lambda sink: self.metrics.sink_errors.labels(sink).inc())
         self._waiting: list[StepOutput] = []  # of one joint window
+        self._spent_s = 0.0
         self._model, self._quantization = "unknown", "unknown"
         self._ticker: asyncio.Task[None] | None = None
         self._levels: Callable[[], Levels] | None = None
@@ -138,6 +155,7 @@ class Telemetry:
 
     # --- engine.hooks.Observer ---
 
+    @_timed
     def on_started(self, event: RequestStarted) -> None:
         """A request was admitted: draw its ids, make room for its sums."""
         meta = event.meta
@@ -161,6 +179,7 @@ class Telemetry:
         self.metrics.open_requests.set(len(self._open))
         self._sinks.tell("on_started", rows.started(event, request.route))
 
+    @_timed
     def on_step(self, output: StepOutput) -> None:
         """Keep an engine step. `benchmarks/telemetry.py` says what its part of `catch_up` costs."""
         if self.joint.over(output.time):
@@ -193,6 +212,7 @@ class Telemetry:
             self.catch_up()
             self._sinks.tell("on_sentence", event.meta.request_id, event.choice, tokens)
 
+    @_timed
     def on_ended(self, event: RequestEnded) -> None:
         """Close the books on a request; a second call for the same request does nothing."""
         self.catch_up()
@@ -243,6 +263,10 @@ class Telemetry:
         if state != "ready":
             self.metrics.running.set(0)
             self.metrics.queue_depth.set(0)
+
+    def spent_s(self) -> float:
+        """Processor time that signals took so far: on the event loop, detectors included, and to write."""
+        return self._spent_s + self.writer.cpu_s()
 
     # --- what others tell us ---
 
@@ -347,9 +371,14 @@ class Telemetry:
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(_TICK_S)
-                self.tick()
+                self._turn()
                 if self._levels is not None:
                     self.metrics.observe_admission(self._levels())
+
+    @_timed
+    def _turn(self) -> None:
+        if self.joint.over(self.clock()):
+            self.tick()
 
     def _text(self, token: int) -> str | None:
         return None if self.token_bytes is None else self.token_bytes(token).decode("utf-8", "replace")

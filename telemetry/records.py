@@ -53,6 +53,7 @@ class Records:
         self._asked = self._answered = 0
         self._failing: dict[str, float] = {}  # table -> when a write last failed
         self._rotate_at = 0.0
+        self._cpu_s = 0.0
         self._lock = self._claim()
         self._recover()
         self._segments = {name: segments.Segment(self.folder / name, TABLES[name]) for name in TABLES}
@@ -82,6 +83,12 @@ class Records:
             return self._flushed.wait_for(
                 lambda: self._answered >= ticket or not self._thread.is_alive(), timeout_s
             )
+
+    def cpu_s(self) -> float:
+        """Processor time of the writing thread so far."""
+        if self._thread.is_alive() and self._thread.ident is not None:
+            self._cpu_s = time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+        return self._cpu_s
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Write out everything, rotate the live segments, stop the thread. Harmless twice."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
@@ -17,9 +16,7 @@ class Observers:
     """A server without its sockets and without its model process: an engine in this one takes its place."""
 
     def __init__(self, state: Path, ready: Ready) -> None:
-        others = set(threading.enumerate())
         self._service = Service(Settings(state_dir=state))
-        self._threads = [thread for thread in threading.enumerate() if thread not in others]
         self._service.client.ready = ready
         self._open: dict[str, RequestStarted] = {}
         notify(self._service.api.observers, "on_engine", "ready")
@@ -55,10 +52,12 @@ class Observers:
             self._ended(finish)
 
     def background_s(self) -> float:
-        """Processor seconds of the threads that observers started: the records' writer."""
-        idents = [thread.ident for thread in self._threads]
-        clocks = [time.pthread_getcpuclockid(ident) for ident in idents if ident is not None]
-        return sum(time.clock_gettime(clock) for clock in clocks)
+        """Processor seconds of the thread that observers have: the records' writer."""
+        return self._service.telemetry.writer.cpu_s()
+
+    def spent_s(self) -> float:
+        """Processor seconds of all that observers do, as the front tells the engine."""
+        return self._service.client.signals_s()
 
     def settle(self) -> None:
         """Have everything written that was told so far."""

@@ -24,6 +24,7 @@ from benchmarks.peers.base import Prompt
 from benchmarks.peers.observers import Observers
 from engine.core import Engine, load_engine
 from engine.messages import RequestMeta, SamplingParams, StepOutput, Submit
+from engine.process.client import PING_S
 from engine.settings import EngineSettings
 
 Signals = Literal["off", "budget", "full"]
@@ -157,6 +158,7 @@ class Run:
         self._full = signals == "full"
         self._observers = observers
         self._requests = 0
+        self._charged_at, self._charged_s = time.monotonic(), 0.0
         self._emitted: dict[str, int] = {}  # tokens of each request that is not over
 
     @property
@@ -228,8 +230,18 @@ class Run:
             del self._emitted[finish.request_id]
         if self._observers is not None:
             self._observers.heard(output)
+            self._charge()
         await asyncio.sleep(0)  # the front's event loop turns after each step, whoever listens
         return output
+
+    def _charge(self) -> None:
+        """Tell the engine what its observers took, as often as a front does."""
+        assert self._observers is not None
+        now = time.monotonic()
+        if now - self._charged_at > PING_S:
+            spent = self._observers.spent_s()
+            self._engine.charge(spent - self._charged_s)
+            self._charged_at, self._charged_s = now, spent
 
     async def clear(self) -> None:
         for request_id in self._emitted:

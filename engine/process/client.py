@@ -68,6 +68,7 @@ class EngineClient:
         self.observers = list(observers)
         self.fault_listeners: list[Callable[[list[str]], None]] = []
         self.step_listeners: list[Callable[[EngineStats], None]] = []
+        self.signals_s: Callable[[], float] = lambda: 0.0  # what they took in this process so far
         self.ready: Ready | None = None
         self.stats: EngineStats | None = None
         self.faults_active: list[str] = []
@@ -255,8 +256,11 @@ class EngineClient:
                 self._take_faults(message)
 
     async def _ping(self, process: ModelProcess) -> None:
+        told = self.signals_s()
         while True:
-            process.send(Ping(time.time()))
+            spent = self.signals_s()
+            process.send(Ping(time.time(), spent - told))
+            told = spent
             await asyncio.sleep(PING_S)
 
     def _take_faults(self, message: FaultsActive) -> None:

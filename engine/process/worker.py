@@ -98,7 +98,8 @@ class Worker:
 
     def _obey(self, data: bytes) -> None:
         match decode_to_model(data):
-            case Ping():
+            case Ping(_, signals_s):
+                self.engine.charge(signals_s)
                 self._pinged = time.monotonic()
                 self._alone = False
             case Submit() as request:
