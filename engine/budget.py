@@ -105,11 +105,11 @@ class Budget:
             own = sum(sample.reason != "full" for sample in grant.samples.values())
             paid *= own / len(grant.samples)
             self._cost = _follow(self._cost, detail_s / (len(grant.samples) * len(grant.layers)))
-        credit = self._credit + self.share * duration_s - paid
-        self._credit = min(max(credit, -self.share * _FORGIVEN_S), self._room())
+        self.charge(paid - self.share * duration_s)
+        self._credit = min(self._credit, self._room())
 
     def charge(self, seconds: float) -> None:
-        """Pay for what signals took beside the steps: records, metrics, detectors."""
+        """Pay for what signals took, beside the steps too (records, metrics, detectors); below 0: income."""
         self._credit = max(self._credit - seconds, -self.share * _FORGIVEN_S)
 
     def _risky(self, rows: Sequence[Row], stride: int) -> list[Row]:

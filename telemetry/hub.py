@@ -51,15 +51,15 @@ Method = TypeVar("Method", bound=Callable[..., None])
 
 
 def _timed(method: Method) -> Method:
-    """Count the processor time of a method that is called from outside."""
+    """Count the processor time of a method, what it calls included: a nested call is not counted again."""
 
     @functools.wraps(method)
     def timed(self: Telemetry, *arguments: Any) -> None:
-        began = time.thread_time()
+        spent, began = self._spent_s, time.thread_time()
         try:
             method(self, *arguments)
         finally:
-            self._spent_s += time.thread_time() - began
+            self._spent_s = spent + time.thread_time() - began
 
     return cast("Method", timed)
 
@@ -179,13 +179,13 @@ class Telemetry:
         self.metrics.open_requests.set(len(self._open))
         self._sinks.tell("on_started", rows.started(event, request.route))
 
-    @_timed
     def on_step(self, output: StepOutput) -> None:
         """Keep an engine step. `benchmarks/telemetry.py` says what its part of `catch_up` costs."""
         if self.joint.over(output.time):
             self.tick(output.time)
         self._waiting.append(output)
 
+    @_timed
     def catch_up(self) -> None:
         """Take in the steps that wait."""
         outputs, self._waiting = self._waiting, []
@@ -353,6 +353,7 @@ class Telemetry:
             if step.detail_rows:
                 self._sinks.tell("on_layers", columns.layer_batch(step))
 
+    @_timed
     def tick(self, now: float | None = None) -> None:
         """Close the joint windows that are over."""
         self.catch_up()
@@ -371,14 +372,10 @@ class Telemetry:
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(_TICK_S)
-                self._turn()
+                if self.joint.over(self.clock()):
+                    self.tick()
                 if self._levels is not None:
                     self.metrics.observe_admission(self._levels())
-
-    @_timed
-    def _turn(self) -> None:
-        if self.joint.over(self.clock()):
-            self.tick()
 
     def _text(self, token: int) -> str | None:
         return None if self.token_bytes is None else self.token_bytes(token).decode("utf-8", "replace")

@@ -108,9 +108,9 @@ class Joint:
         """Count a response that ended."""
         self._endings.append((time, route, interrupted))
 
-    def over(self, now: float) -> bool:
-        """Whether `advance` would close a window."""
-        return _window("mean_confidence", now) > self._window["mean_confidence"]
+    def over(self, now: float, name: Name = "mean_confidence") -> bool:
+        """Whether a boundary was crossed since the input's last window closed; `advance` closes it."""
+        return _window(name, now) > self._window[name]
 
     def advance(self, now: float) -> bool:
         """Close every window that is over at `now` (unix seconds); say whether there was one.
@@ -147,9 +147,8 @@ class Joint:
 
     def _over(self, name: Name, now: float) -> bool:
         """Whether a boundary was crossed since the last window closed."""
-        window = _window(name, now)
-        crossed = window > self._window[name]
-        self._window[name] = max(window, self._window[name])
+        crossed = self.over(now, name)
+        self._window[name] = max(_window(name, now), self._window[name])
         return crossed
 
     def _store(self, name: Name, now: float, sums: NDArray[Any], counts: NDArray[Any]) -> None:

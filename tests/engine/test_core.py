@@ -6,33 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine import kernels
 from engine.core import Engine, RequestError
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, RequestMeta, SamplingParams, StepOutput, Submit
-from engine.models.config import weight_shapes
-from engine.models.llama import Llama
-from engine.models.weights import stored
 from engine.settings import EngineSettings
-from tests.engine.tiny import TINY
+from tests.engine.tiny import TINY, random_model
 
 CONFIG = replace(TINY, layers=5, max_context=256)
 
 
-def random_model() -> Llama:
-    source = torch.Generator().manual_seed(7)
-    weights = {
-        name: stored(torch.ones(shape) if "norm" in name else torch.randn(shape, generator=source) * 0.3)
-        for name, shape in weight_shapes(CONFIG).items()
-    }
-    return Llama(CONFIG, weights, torch.float32, kernels.load("reference"))
-
-
-MODEL = random_model()
+MODEL = random_model(CONFIG, seed=7)
 
 
 def engine(**changes: object) -> Engine:

@@ -179,6 +179,7 @@ def test_digits_and_contractions_are_cut_as_the_names_say():
 @settings(max_examples=200, deadline=None)
 def test_qwen_cuts_text_as_the_peer_does(text):
     """Unlike the others it composes accents first, and keeps no two digits together."""
+    text = text.translate(MARKS)  # of ours, which are no text
     assert QWEN.encode(text) == PEER_OF_QWEN.encode(text, add_special_tokens=False)
 
 

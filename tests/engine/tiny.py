@@ -1,8 +1,13 @@
-"""The sizes of a small random model; tests `replace` what matters to them."""
+"""A small random model; tests `replace` the sizes that matter to them."""
 
 from __future__ import annotations
 
-from engine.models.config import ModelConfig
+import torch
+
+from engine import kernels
+from engine.models.config import ModelConfig, weight_shapes
+from engine.models.llama import Llama
+from engine.models.weights import stored
 
 TINY = ModelConfig(
     name="random",
@@ -23,3 +28,13 @@ TINY = ModelConfig(
     eos_ids=(0,),
     add_bos=False,
 )
+
+
+def random_model(config: ModelConfig, seed: int) -> Llama:
+    """Return a model with random weights on the reference kernels, in float32."""
+    source = torch.Generator().manual_seed(seed)
+    weights = {
+        name: stored(torch.ones(shape) if "norm" in name else torch.randn(shape, generator=source) * 0.3)
+        for name, shape in weight_shapes(config).items()
+    }
+    return Llama(config, weights, torch.float32, kernels.load("reference"))

@@ -13,20 +13,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine import kernels
 from engine.core import Engine
 from engine.kv import names
 from engine.kv.pages import PagePool
 from engine.kv.policy import Cost, Lru, Policy, Recompute, Use
 from engine.kv.prefix import Chain, PrefixCache
 from engine.messages import Finish, RequestMeta, SamplingParams, StepOutput, Submit
-from engine.models.config import weight_shapes
-from engine.models.llama import Llama
-from engine.models.weights import stored
 from engine.roster import Roster
 from engine.scheduler import Chunk, Sequence
 from engine.settings import EngineSettings
-from tests.engine.tiny import TINY
+from tests.engine.tiny import TINY, random_model
 
 CONFIG = replace(TINY, layers=3, max_context=256)
 PAGE = 4
@@ -35,16 +31,7 @@ ONE, TWO = b"1" * 16, b"2" * 16
 TOLERANCE = 2e-5
 
 
-def random_model() -> Llama:
-    source = torch.Generator().manual_seed(11)
-    weights = {
-        name: stored(torch.ones(shape) if "norm" in name else torch.randn(shape, generator=source) * 0.3)
-        for name, shape in weight_shapes(CONFIG).items()
-    }
-    return Llama(CONFIG, weights, torch.float32, kernels.load("reference"))
-
-
-MODEL = random_model()
+MODEL = random_model(CONFIG, seed=11)
 
 
 def engine(**changes: object) -> Engine:

@@ -63,11 +63,11 @@ class Stage:
         params = self.fault["params"]
         return not (params.get("harmless") or params.get("spare_question") or params.get("sigma") == 0.0)
 
-    def count(self, bad: bool, left: bool) -> None:
+    def count(self, bad: bool, kind: str, left: bool) -> None:
+        """An answer is over that began under a fault of this kind."""
         self.bad = self.bad + 1 if bad else 0
         self.good = 0 if bad else self.good + 1
         self.hung_up += left
-        kind = self.fault["kind"] if self.fault else ""
         if self.false_alarm and "finish" in self.calibration:
             self.raise_alert("Hesitates", "L1")
         if bad and self.bad >= SEEN_AFTER and kind in self.visible:
@@ -94,9 +94,9 @@ def _app(stage: Stage) -> Starlette:
             stage.touched += 1
         asked = [message["content"] for message in body["messages"] if message["role"] == "user"][-1]
         passage = asked.split("\n\n")[0]
-        noisy = bad and stage.fault is not None and stage.fault["kind"] == "noise"
-        text = NOISE * 3 if noisy else "Nobody knows. " if bad else passage.replace(".", "")
-        return StreamingResponse(_stream(stage, text, bad), media_type="text/event-stream")
+        kind = stage.fault["kind"] if stage.fault else ""
+        text = NOISE * 3 if bad and kind == "noise" else "Nobody knows. " if bad else passage.replace(".", "")
+        return StreamingResponse(_stream(stage, text, bad, kind), media_type="text/event-stream")
 
     async def alerts(request: Request) -> Response:
         return JSONResponse(
@@ -153,16 +153,19 @@ def _app(stage: Stage) -> Starlette:
     )
 
 
-async def _stream(stage: Stage, text: str, bad: bool) -> AsyncIterator[str]:
+async def _stream(stage: Stage, text: str, bad: bool, kind: str) -> AsyncIterator[str]:
+    """Whoever has read the end finds the answer counted."""
     left = True
     try:
         for word in text.split():
             yield f"data: {json.dumps({'choices': [{'delta': {'content': f'{word} '}}]})}\n\n"
             await asyncio.sleep(0.003)
         left = False
+        stage.count(bad, kind, left)
         yield "data: [DONE]\n\n"
     finally:
-        stage.count(bad, left)
+        if left:
+            stage.count(bad, kind, left)
 
 
 @pytest.fixture
