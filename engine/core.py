@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import msgspec
 import torch
@@ -19,6 +20,7 @@ from engine.budget import Budget, Grant, Row
 from engine.emitted import Emitted, columns
 from engine.hooks import ModelHook
 from engine.kv import names
+from engine.kv.figures import Figures
 from engine.kv.pages import PagePool
 from engine.kv.policy import Cost, Recompute
 from engine.kv.prefix import PrefixCache
@@ -30,7 +32,6 @@ from engine.messages import (
     Ready,
     StepOutput,
     Submit,
-    TierStats,
 )
 from engine.models.native import NativeLlama
 from engine.models.step import Floats, Ints, Model, Output
@@ -40,7 +41,6 @@ from engine.settings import EngineSettings, cores
 from engine.signals import Aggregates, head_sums, token_signals
 
 MAX_TOP_LOGPROBS = 20
-_TIERS_EVERY_S = 0.5
 _WAIT_S = 0.01  # of a step that has nothing to compute, for what is being loaded
 
 
@@ -103,7 +103,7 @@ class Engine:
         self._touched: dict[str, set[str]] = {}
         self._finished: list[Finish] = []
         self._steps = 0
-        self._tiers_told = 0.0
+        self.figures = Figures(self.roster)
 
     @property
     def has_work(self) -> bool:
@@ -125,6 +125,9 @@ class Engine:
             max_context=self.max_context,
             kv_pages=self.pool.pages,
             page_size=self.pool.page_size,
+            kv_token_bytes=self.pool.token_bytes,
+            kv_block_tokens=0 if self.tiers is None else self.tiers.layout.tokens,
+            kv_policy={} if self.tiers is None else self.tiers.policy(),
             deterministic=self.settings.deterministic,
         )
 
@@ -187,8 +190,27 @@ class Engine:
             touched=touched,
             finished=self._take_finished(),
             stats=self.stats(),
-            tiers=self._tier_stats(),
+            tiers=self.figures.tiers(),
+            kv_ages=self.figures.ages(),
             **found,
+        )
+
+    def report(self) -> StepOutput | None:
+        """Tell what changes between steps: figures of the KV tiers, whose threads go on. None: not yet."""
+        tiers, ages = self.figures.tiers(), self.figures.ages()
+        if not tiers and not ages:
+            return None
+        return self.aside(tiers=tiers, kv_ages=ages)
+
+    def aside(self, **fields: Any) -> StepOutput:
+        """Return a report between steps with some `fields` of StepOutput."""
+        return StepOutput(
+            step=self._steps,
+            time=time.time(),
+            duration_s=0.0,
+            prefill_tokens=0,
+            stats=self.stats(),
+            **fields,
         )
 
     def charge(self, seconds: float) -> None:
@@ -262,14 +284,6 @@ class Engine:
         if waiting:
             self.tiers.wait(_WAIT_S)
         return self.tiers.step_s
-
-    def _tier_stats(self) -> list[TierStats]:
-        """Figures of the tiers, when some time has passed since they were told."""
-        now = time.monotonic()
-        if self.tiers is None or now - self._tiers_told < _TIERS_EVERY_S:
-            return []
-        self._tiers_told = now
-        return self.tiers.stats()
 
     def _take_finished(self) -> list[Finish]:
         finished, self._finished = self._finished, []
@@ -419,6 +433,7 @@ class Engine:
                 prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.shared,
                 tier_tokens=sequence.tier_tokens,
+                loading_s=sequence.loading_s,
                 completion_tokens=sequence.emitted,
                 queued_s=admitted - sequence.arrived,
                 prefill_s=(sequence.first_token or now) - admitted,

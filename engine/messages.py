@@ -33,6 +33,13 @@ TOKEN_SIGNALS = (
 HEAD_SIGNALS = ("head_kl", "head_kl_nonsink", "sink_mass", "prev_attention", "lookback")
 
 
+#: Bins of what loads and stores of KV blocks take, in seconds; an edge belongs to the bin below it.
+TIER_EDGES_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+#: Bins of the time since a page or block of the KV cache was last wanted, in seconds.
+AGE_EDGES_S = (1.0, 10.0, 60.0, 600.0, 3600.0)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one choice is decoded. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
@@ -130,6 +137,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     max_context: int
     kv_pages: int
     page_size: int
+    kv_token_bytes: int = 0  # of a token in the pages
+    kv_block_tokens: int = 0  # of a block in the tiers below
+    kv_policy: dict[str, float | int | str | bool] = {}  # what moves blocks, by the names of its figures
     deterministic: bool
 
 
@@ -143,6 +153,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int = 0  # of the prompt's: were there and not computed
     tier_tokens: dict[str, int] = {}  # of these, from "device", "host", "disk"; none where none
+    loading_s: float = 0.0  # that it waited for "host" and "disk"
     completion_tokens: int
     queued_s: float
     prefill_s: float
@@ -153,7 +164,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Levels at the end of a step, for gauges, and counts since the model process began.
 
     A page is used, or only kept by the prefix cache, or free. `prefix_hits` and `prefix_misses` are
-    pages of prompts that could be read; `prefix_saved_s` is the computing that hits made unnecessary.
+    pages of prompts that could be read; `prefix_saved_s` is the computing that hits in the pool made
+    unnecessary (`TierStats` has that of the tiers below).
     """
 
     running: int
@@ -171,30 +183,43 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     """A tier of the KV cache below the page pool: levels, and counts since the model process began.
 
-    `hits`, `misses` and `late` count blocks that a prompt wanted. `load_s` and `store_s` are seconds of
-    the engine's thread, but for `load_s` of "disk": what prompts waited.
+    `hits`, `misses` and `late` count blocks that a prompt wanted. A load lasts from asking for a block to
+    its being in its pages, a store from making room for it to its being there; counts of both by
+    TIER_EDGES_S. `saved_s` is the computing that loads made unnecessary less what their prompts waited for
+    them, `lost_s` what they waited beyond it. Of the tokens packed so far, `dropped_tokens` were left out.
     """
 
     tier: str  # "host" or "disk"
     bytes_used: int
     bytes_total: int
     blocks: int
+    tokens: int = 0  # that the blocks stand for
     hits: int
     misses: int
     stores: int
+    promotions: int = 0  # of the stores, blocks that came from the tier below
     evictions: int
     loaded_bytes: int
-    stored_bytes: int
+    stored_bytes: int  # from the tier above
+    promoted_bytes: int = 0
     load_s: float
     store_s: float
+    load_counts: list[int] = []
+    store_counts: list[int] = []
+    saved_s: float = 0.0
+    lost_s: float = 0.0
+    dropped_tokens: int = 0
+    kept_tokens: int = 0
     corrupt: int
     late: int
     errors: int
     collisions: int
+    foreign: int = 0
+    refused: int = 0
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
-    """What one step of the engine produced.
+    """What one step of the engine produced; a report between steps has `duration_s` 0 and no tokens.
 
     Row i of the token columns belongs to (`request_ids[i]`, `choices[i]`), its `steps[i]`-th
     emitted token (from 0). Shapes: `token_ids` int32 [rows]; `signals` float32
@@ -231,6 +256,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     touched: dict[str, list[str]] = {}  # request id -> faults that first acted on it in this step
     stats: EngineStats
     tiers: list[TierStats] = []  # now and then
+    kv_ages: dict[str, list[int]] = {}  # now and then: tokens in "device", "host", "disk" by AGE_EDGES_S
 
 
 class FaultsActive(msgspec.Struct, frozen=True, tag="faults"):

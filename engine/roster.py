@@ -9,7 +9,7 @@ from engine.fairness import Shares
 from engine.kv.pages import PagePool
 from engine.kv.policy import Recompute
 from engine.kv.prefix import PrefixCache
-from engine.kv.tiers import Tiers
+from engine.kv.tiers import Loading, Tiers
 from engine.load import StepCost
 from engine.scheduler import Admission, Chunk, Sequence, admissions, chunks_of, shareable, sharing_unit
 
@@ -39,7 +39,7 @@ class Roster:
         self.cache = cache or PrefixCache(pool)
         self.recompute = recompute or Recompute(pool.page_size)
         self.tiers = tiers
-        self.saved_s = 0.0  # computing that hits made unnecessary
+        self.saved_s = 0.0  # computing that hits in the pool made unnecessary
         self.step_tokens = step_tokens
         self.max_running = max_running
         self.itl_slo_s = itl_slo_s
@@ -191,8 +191,7 @@ class Roster:
                 sequence.computed = sequence.shared = computed
                 self._keep(sequence, computed)
             if loading.over:
-                sequence.tier_tokens |= loading.tokens
-                sequence.loading = None
+                _loaded(sequence, loading)
 
     def _keep(self, sequence: Sequence, computed: int) -> None:
         if sequence.chain is not None and not sequence.tainted:
@@ -203,8 +202,7 @@ class Roster:
         """Let go of what a sequence waits for."""
         if sequence.loading is not None and self.tiers is not None:
             self.tiers.cancel(sequence.loading)
-            sequence.tier_tokens |= sequence.loading.tokens
-            sequence.loading = None
+            _loaded(sequence, sequence.loading)
 
     def _share(self, admission: Admission) -> None:
         """Make a sequence an owner of the pages that it reads, and look for what follows them."""
@@ -228,6 +226,13 @@ class Roster:
     @property
     def _unit(self) -> int:
         return sharing_unit(self.pool.page_size, self.step_tokens, self.whole_chunks)
+
+
+def _loaded(sequence: Sequence, loading: Loading) -> None:
+    """Note what a loading that is over has brought."""
+    sequence.tier_tokens |= loading.tokens
+    sequence.loading_s = loading.took
+    sequence.loading = None
 
 
 def _same_prompt(one: Sequence, other: Sequence) -> bool:

@@ -32,7 +32,7 @@ class Sequence:
 
     `siblings` is one list that all open choices with the same prompt share, this one among them. Its
     first `shared` tokens were not computed for it: `tier_tokens` says where they came from; `loading` is
-    what it still waits for. `chain` names its pages in the prefix cache;
+    what it still waits for, `loading_s` what it has waited. `chain` names its pages in the prefix cache;
     without one it neither reads nor keeps any. `tainted`: a fault has touched its pages, so that nobody
     else may read them.
     """
@@ -51,6 +51,7 @@ class Sequence:
     tainted: bool = False
     loading: Loading | None = None
     tier_tokens: dict[str, int] = field(default_factory=dict)
+    loading_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, int]:

@@ -192,7 +192,8 @@ class Telemetry:
         if not outputs:
             return
         self.metrics.observe_engine(outputs)
-        self.live.step(outputs[-1].time, outputs[-1].stats)
+        if any(output.duration_s for output in outputs):
+            self.live.step(outputs[-1].time, outputs[-1].stats)
         for output in outputs:
             for request_id, faults in output.touched.items():
                 request = self._open.find(request_id)

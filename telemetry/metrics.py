@@ -142,7 +142,8 @@ class Metrics:
     def observe_engine(self, outputs: Sequence[StepOutput]) -> None:
         """Count what engine steps took and sampled, and set the levels that the last one left behind."""
         for output in outputs:
-            self.step_duration.observe(output.duration_s)
+            if output.duration_s:
+                self.step_duration.observe(output.duration_s)
         self.detail_seconds.inc(sum(output.detail_s for output in outputs))
         reasons = Counts(reason for output in outputs for reason in output.detail_reasons)
         for reason, count in reasons.items():

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from engine.kv import block_file
 from engine.kv.block_file import Label
 from engine.kv.disk_files import Files
-from engine.kv.disk_folder import DiskCounters, DiskFolder
+from engine.kv.disk_folder import DiskFolder
 from engine.kv.disk_index import Entry, file_name
 from engine.kv.disk_workers import Workers
 from engine.kv.disk_writer import DiskWriter
-from engine.kv.store import Found, Load, Slot
+from engine.kv.store import Counters, Found, Load, Slot
 
 log = logging.getLogger("quaver.engine")
 
@@ -84,7 +84,7 @@ class DiskStore:
         return self._folder.path
 
     @property
-    def counters(self) -> DiskCounters:
+    def counters(self) -> Counters:
         """The store's own, kept up to date by its threads."""
         return self._folder.counters
 
@@ -97,6 +97,12 @@ class DiskStore:
     def capacity_bytes(self) -> int:
         """What all files may take."""
         return self._index.capacity_bytes
+
+    def ages(self) -> list[float]:
+        """Seconds since each of the blocks came or was last asked for, before a restart too."""
+        now = time.monotonic()
+        with self._lock:
+            return [now - entry.used for entry in self._index.entries.values()]
 
     def lookup(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Found:
         """Say whether the block is here; PENDING while it is read or written."""

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import threading
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +19,6 @@ from engine.kv.disk_index import BLOCK, DiskIndex, Entry, file_name
 from engine.kv.store import Counters
 
 _LOST = (errno.EIO, errno.ENOENT)  # the file itself is bad or gone, not the moment
-
-
-@dataclass
-class DiskCounters(Counters):
-    """`foreign`: files of another version or fingerprint, and blocks asked for under another tenant's salt;
-    `refused`: loads and stores that found a full queue, no room, or a pause after an error.
-    """
-
-    foreign: int = 0
-    refused: int = 0
 
 
 class DiskFolder:
@@ -44,7 +34,7 @@ class DiskFolder:
         self.layout_bytes = layout_bytes
         self.lock = threading.Lock()
         self.index = DiskIndex(capacity_bytes)
-        self.counters = DiskCounters()
+        self.counters = Counters()
         self._claim = claim(self.path)
         self.key = folder_key(files, self.path)
         self._fingerprint = hashlib.sha256(fingerprint).digest()
@@ -97,13 +87,13 @@ class DiskFolder:
                 blocks.append((status.st_mtime_ns, name, status.st_size))
         self.direct = has_direct(self.files, self.path)
         kept = [
-            header
-            for _, name, size in sorted(blocks, reverse=True)
+            (header, mtime_ns / 1e9)
+            for mtime_ns, name, size in sorted(blocks, reverse=True)
             if (header := self._take_in(name, size, buffer)) is not None
         ]
         with self.lock:
-            for header in reversed(kept):
-                self.index.add(header)
+            for header, used in reversed(kept):
+                self.index.add(header, age_s=max(time.time() - used, 0.0))
             self.counters.bytes_used = self.index.used
 
     def release(self) -> None:

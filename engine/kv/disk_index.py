@@ -6,6 +6,7 @@ written. A file is counted until it is known to be gone, so that the cap holds e
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -27,9 +28,11 @@ def part_name(name: bytes) -> str:
 
 @dataclass(eq=False)
 class Entry:
-    """A block on disk: the header its file must have, who pins it, and loads of it under way."""
+    """A block on disk: the header its file must have, when it was last used (`time.monotonic`), who pins
+    it, and loads of it under way."""
 
     header: Header
+    used: float
     pins: int = 0
     loading: int = 0
 
@@ -43,14 +46,15 @@ class DiskIndex:
         self.entries: OrderedDict[bytes, Entry] = OrderedDict()  # the least recently used first
         self.dead: dict[str, int] = {}  # file to delete -> its bytes
 
-    def add(self, header: Header) -> None:
-        """Make a block visible, the most recently used. Its bytes are `used` already."""
+    def add(self, header: Header, age_s: float = 0.0) -> None:
+        """Make a block visible, the most recently used, `age_s` ago. Its bytes are `used` already."""
         name = header.label.name
         self.used -= self.dead.pop(file_name(name), 0)  # of the file that this one has replaced
-        self.entries[name] = Entry(header)
+        self.entries[name] = Entry(header, time.monotonic() - age_s)
 
     def touch(self, entry: Entry) -> None:
         """Note that a block is used."""
+        entry.used = time.monotonic()
         self.entries.move_to_end(entry.header.label.name)
 
     def remove(self, entry: Entry) -> bool:

@@ -27,6 +27,7 @@ class DiskSlot:
     def __init__(self, writer: DiskWriter, label: Label, block_bytes: int) -> None:
         self.label = label
         self.wanted = True  # until the block is discarded
+        self.reserved = time.monotonic()
         self._writer = writer
         self._buffer = np.empty(block_bytes, np.uint8)
         self._completed = False
@@ -129,6 +130,7 @@ class DiskWriter:
         with folder.lock:
             folder.index.add(header)
             folder.counters.stores += 1
+            folder.counters.store_times.add(time.monotonic() - slot.reserved)
             if not slot.wanted:
                 folder.index.remove(folder.index.entries[name])
         self._sweep()

@@ -121,6 +121,11 @@ class HostStore:
         """Bytes of all slots."""
         return self._arena.nbytes
 
+    def ages(self) -> list[float]:
+        """Seconds since each of the blocks came or was last asked for."""
+        now = self._clock()
+        return [now - entry.used for entry in self._entries.values()]
+
     def lookup(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Found:
         """Whether the block is here; PENDING while it is being stored."""
         entry = self._find(name, tokens, salt)
@@ -221,8 +226,9 @@ class HostStore:
             self._give_back(entry)
         elif success:
             entry.stored = True
-            self._touch(entry)
             self.counters.stores += 1
+            self.counters.store_times.add(self._clock() - entry.used)
+            self._touch(entry)
         else:
             self.counters.errors += 1
             self._forget(entry)

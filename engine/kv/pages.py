@@ -46,6 +46,11 @@ class PagePool:
         """Pages that nobody owns."""
         return len(self._free)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values in all layers."""
+        return int(2 * self.keys.element_size() * self.keys.numel()) // (self.pages * self.page_size)
+
     def owners(self, page: int) -> int:
         """How many own a page."""
         return self._owners[page]

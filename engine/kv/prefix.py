@@ -104,6 +104,11 @@ class PrefixCache:
         """Return all that is kept, a page after those before it."""
         return list(self._entries.values())
 
+    def ages(self) -> list[float]:
+        """Seconds since each of the kept pages came or was last read."""
+        now = self._clock()
+        return [now - entry.use.last for entry in self._entries.values()]
+
     def is_idle(self, page: int) -> bool:
         """Whether nobody but the cache owns a page."""
         return page in self._idle

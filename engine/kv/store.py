@@ -7,12 +7,16 @@ an exception. One thread, the engine's, calls a store; what it waits for is the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.messages import TIER_EDGES_S
 
 
 class Found(Enum):
@@ -24,12 +28,28 @@ class Found(Enum):
 
 
 @dataclass
+class Times:
+    """What something took: seconds in all, and how often by TIER_EDGES_S."""
+
+    seconds: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(TIER_EDGES_S) + 1))
+
+    def add(self, seconds: float) -> None:
+        """Take in one time."""
+        self.seconds += seconds
+        self.counts[bisect_left(TIER_EDGES_S, seconds)] += 1
+
+
+@dataclass
 class Counters:
     """What a store has done since it was opened; only `bytes_used` also falls.
 
     A hit is a load that was handed out and did not fail, a miss one that was refused or failed. `stores`
     are completed ones, `evictions` make room for others. `corrupt`, `late` and `collisions` (another
     token digest under the name) say why it was a miss; `errors` are stores and hand-overs that failed.
+    `foreign`: files of another version or fingerprint, and blocks asked for under another tenant's salt;
+    `refused`: loads and stores that found a full queue, no room, or a pause after an error. `store_times`
+    are those of completed stores, from `prepare_store` on.
     """
 
     hits: int = 0
@@ -41,6 +61,9 @@ class Counters:
     late: int = 0
     collisions: int = 0
     errors: int = 0
+    foreign: int = 0
+    refused: int = 0
+    store_times: Times = field(default_factory=Times)
 
 
 class Load(Protocol):
@@ -81,6 +104,9 @@ class Store(Protocol):
     @property
     def capacity_bytes(self) -> int:
         """What `bytes_used` may come to."""
+
+    def ages(self) -> Sequence[float]:
+        """Seconds since each of the blocks came or was last asked for."""
 
     def lookup(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Found:
         """Say whether a load would be handed out now. Counts neither hits nor misses."""

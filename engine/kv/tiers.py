@@ -11,7 +11,7 @@ import ctypes
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -23,7 +23,7 @@ from engine.kv.int8 import BlockLayout, pack, unpack
 from engine.kv.pages import PagePool
 from engine.kv.policy import Recompute
 from engine.kv.prefix import Chain, Entry, PrefixCache
-from engine.kv.store import Found, Load, Slot, Store
+from engine.kv.store import Found, Load, Slot, Store, Times
 from engine.kv.tier_policy import Pace, TierPolicy
 from engine.messages import TierStats
 
@@ -50,10 +50,18 @@ class Tier:
     late: int = 0  # that were next when the time to wait was over
     loaded_bytes: int = 0
     stored_bytes: int = 0
-    load_s: float = 0.0
-    store_s: float = 0.0
+    promoted: int = 0  # blocks that came from the tier below
+    promoted_bytes: int = 0
+    load_times: Times = field(default_factory=Times)
+    saved_s: float = 0.0
+    lost_s: float = 0.0
 
-    def stats(self) -> TierStats:
+    def settle(self, gain_s: float) -> None:
+        """Take in what a prompt has won, or lost, by waiting for this tier instead of computing."""
+        self.saved_s += max(gain_s, 0.0)
+        self.lost_s += max(-gain_s, 0.0)
+
+    def stats(self, block_tokens: int) -> TierStats:
         """Levels, and counts since the start."""
         counters = self.store.counters
         return TierStats(
@@ -61,31 +69,50 @@ class Tier:
             bytes_used=counters.bytes_used,
             bytes_total=self.store.capacity_bytes,
             blocks=self.store.blocks,
+            tokens=self.store.blocks * block_tokens,
             hits=counters.hits,
             misses=counters.misses + self.absent,
             stores=counters.stores,
+            promotions=self.promoted,
             evictions=counters.evictions,
             loaded_bytes=self.loaded_bytes,
             stored_bytes=self.stored_bytes,
-            load_s=self.load_s,
-            store_s=self.store_s,
+            promoted_bytes=self.promoted_bytes,
+            load_s=self.load_times.seconds,
+            store_s=counters.store_times.seconds,
+            load_counts=list(self.load_times.counts),
+            store_counts=list(counters.store_times.counts),
+            saved_s=self.saved_s,
+            lost_s=self.lost_s,
             corrupt=counters.corrupt,
             late=counters.late + self.late,
             errors=counters.errors,
             collisions=counters.collisions,
+            foreign=counters.foreign,
+            refused=counters.refused,
         )
 
 
 @dataclass(eq=False, slots=True)
 class Wanted:
-    """A block that a sequence waits for; `load` once it has been asked for."""
+    """A block that a sequence waits for; `load` once it has been asked for, at `asked`.
+
+    `compute_s` is what its tokens take to compute, 0 where that is not known.
+    """
 
     index: int
     name: bytes
     tokens: bytes
     salt: bytes
     tier: Tier
+    compute_s: float
     load: Load | None = None
+    asked: float = 0.0
+
+    def ask(self) -> None:
+        """Ask the tier for it."""
+        self.asked = time.monotonic()
+        self.load = self.tier.store.prepare_load(self.name, self.tokens, self.salt)
 
 
 @dataclass(eq=False)
@@ -97,6 +124,19 @@ class Loading:
     slow: list[Tier]  # that it waits for
     tokens: dict[str, int] = field(default_factory=dict)  # tokens loaded, by tier
     counts: dict[str, int] = field(default_factory=dict)  # blocks loaded, by tier
+    gains: dict[str, float] = field(default_factory=dict)  # seconds won, by tier; below 0 lost
+    took: float = 0.0  # seconds, once it is over
+
+    def __post_init__(self) -> None:
+        self._settled = self.began
+
+    def settle(self, wanted: Wanted, came: bool) -> None:
+        """Count what waiting for a block since the one before it has won or lost."""
+        now = time.monotonic()
+        if wanted.compute_s:
+            won = (wanted.compute_s if came else 0.0) - (now - self._settled)
+            self.gains[wanted.tier.name] = self.gains.get(wanted.tier.name, 0.0) + won
+        self._settled = now
 
     @property
     def ready(self) -> bool:
@@ -199,7 +239,7 @@ class Tiers:
         if loading.blocks and time.monotonic() - loading.began > self._deadline_s:
             if not loading.ready:  # else its store has counted it
                 loading.blocks[0].tier.late += 1
-            self._cut(loading, 0)
+            self._give_up(loading)
         while loading.ready and (self.step_s < self._limit_s or not self._taken):
             began = time.perf_counter()
             self._taken = True
@@ -222,7 +262,7 @@ class Tiers:
     def cancel(self, loading: Loading) -> None:
         """End a loading, whatever its state."""
         self._cut(loading, 0)
-        self.loadings.discard(loading)
+        self._close(loading)
 
     def write_ahead(self) -> None:
         """While the pool is short of free pages, store blocks of idle pages that are to go soon."""
@@ -237,7 +277,16 @@ class Tiers:
 
     def stats(self) -> list[TierStats]:
         """Figures of each tier."""
-        return [tier.stats() for tier in self.tiers]
+        return [tier.stats(self.layout.tokens) for tier in self.tiers]
+
+    def policy(self) -> dict[str, float | int | str | bool]:
+        """What moves blocks, by the names of its figures."""
+        told: dict[str, float | int | str | bool] = asdict(self._policy)
+        return told | {
+            "deadline_s": self._deadline_s,
+            "step_beside_decodes_s": _BESIDE_DECODES_S,
+            "step_alone_s": _ALONE_S,
+        }
 
     def close(self) -> None:
         """End all loads, bring to disk what fits into a few seconds, and close the stores."""
@@ -258,9 +307,9 @@ class Tiers:
             if tier.store.lookup(name, own, chain.salt) is Found.MISS:
                 tier.absent += 1
             elif tier.pace.beats(compute_s):
-                wanted = Wanted(index, name, own, chain.salt, tier)
+                wanted = Wanted(index, name, own, chain.salt, tier, compute_s)
                 if tier.at_once:  # pinned from now on: room for this very sequence may be made next
-                    wanted.load = tier.store.prepare_load(name, own, chain.salt)
+                    wanted.ask()
                 return wanted
         return None
 
@@ -275,7 +324,7 @@ class Tiers:
             if wanted.load is None:
                 if out >= _ASKED:
                     return
-                wanted.load = wanted.tier.store.prepare_load(wanted.name, wanted.tokens, wanted.salt)
+                wanted.ask()
                 if wanted.load is None:
                     self._cut(loading, place)
                     return
@@ -287,7 +336,7 @@ class Tiers:
         wanted = loading.blocks[0]
         block = wanted.load.result() if wanted.load is not None else None
         if wanted.load is None or block is None:
-            self._cut(loading, 0)
+            self._give_up(loading)
             return computed
         own = pages[wanted.index * BLOCK_PAGES : (wanted.index + 1) * BLOCK_PAGES]
         self._unpack(block, own, computed // self.cache.pool.page_size - wanted.index * BLOCK_PAGES)
@@ -298,10 +347,10 @@ class Tiers:
         loading.tokens[tier.name] = loading.tokens.get(tier.name, 0) + end - computed
         loading.counts[tier.name] = loading.counts.get(tier.name, 0) + 1
         tier.loaded_bytes += block.nbytes
+        tier.load_times.add(time.monotonic() - wanted.asked)
+        loading.settle(wanted, came=True)
         if tier.at_once:
-            took = time.perf_counter() - began
-            tier.pace.learn(took)
-            tier.load_s += took
+            tier.pace.learn(time.perf_counter() - began)
         return end
 
     def _unpack(self, block: NDArray[np.uint8], own: list[int], held: int) -> None:
@@ -322,7 +371,13 @@ class Tiers:
             if slot is not None:
                 slot.buffer[:] = block
                 slot.complete(True)
-                first.stored_bytes += block.nbytes
+                first.promoted += 1
+                first.promoted_bytes += block.nbytes
+
+    def _give_up(self, loading: Loading) -> None:
+        """Wait no longer: what was waited for the next block is lost."""
+        loading.settle(loading.blocks[0], came=False)
+        self._cut(loading, 0)
 
     def _cut(self, loading: Loading, place: int) -> None:
         """Give up the blocks from `place` on."""
@@ -333,11 +388,16 @@ class Tiers:
 
     def _end(self, loading: Loading) -> None:
         """Learn how long a loading took in tiers that take their time."""
-        self.loadings.discard(loading)
-        took = time.monotonic() - loading.began
+        self._close(loading)
         for tier in loading.slow:
-            tier.pace.learn(took / max(loading.counts.get(tier.name, 0), 1))
-            tier.load_s += took
+            tier.pace.learn(loading.took / max(loading.counts.get(tier.name, 0), 1))
+
+    def _close(self, loading: Loading) -> None:
+        """Settle the accounts of a loading that is over."""
+        self.loadings.discard(loading)
+        loading.took = time.monotonic() - loading.began
+        for tier in self.tiers:
+            tier.settle(loading.gains.pop(tier.name, 0.0))
 
     def _leaving(self, entry: Entry) -> None:
         """Store a block before the first of its pages, which is its last, is given up."""
@@ -370,19 +430,17 @@ class Tiers:
             packed = pack(self.cache.pool, pages, self.layout, slot.buffer, kernels=self._kernels)
             slot.complete(packed)
             tier.stored_bytes += self.layout.size if packed else 0
-            tier.store_s += time.perf_counter() - began
         self.step_s += time.perf_counter() - began
 
     def _demote(self, victim: Victim) -> None:
         """Hand a block that leaves the host to the disk; when its queue is full the block is lost."""
         if self._save_until or self._policy.to_disk(victim.age_s):
-            began, disk = time.perf_counter(), self.tiers[-1]
+            disk = self.tiers[-1]
             slot = self._slot(disk, victim.name, victim.tokens, victim.salt)
             if slot is not None:
                 slot.buffer[:] = victim.block
                 slot.complete(True)
                 disk.stored_bytes += victim.block.nbytes
-                disk.store_s += time.perf_counter() - began
 
     def _save(self) -> None:
         """Bring what the pool keeps and the host holds to the disk, as far as the time allows."""

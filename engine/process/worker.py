@@ -37,7 +37,6 @@ from engine.messages import (
     FromModel,
     Ping,
     Shutdown,
-    StepOutput,
     Submit,
     decode_to_model,
     encode,
@@ -65,7 +64,6 @@ class Worker:
         self._running: set[tuple[str, int]] = set()
         self._pinged = time.monotonic()
         self._alone = False
-        self._steps = 0
         self._obeyed = 0
 
     def run(self) -> None:
@@ -77,6 +75,8 @@ class Worker:
             self._watch()
             if self.engine.has_work:
                 self._step()
+            elif (report := self.engine.report()) is not None:
+                self._send(report)
         self._abort_all()
         if self.engine.has_work:
             self._step()
@@ -131,16 +131,7 @@ class Worker:
                 queued_s=0.0,
                 prefill_s=0.0,
             )
-            self._send(
-                StepOutput(
-                    step=self._steps,
-                    time=time.time(),
-                    duration_s=0.0,
-                    prefill_tokens=0,
-                    finished=[finish],
-                    stats=self.engine.stats(),
-                )
-            )
+            self._send(self.engine.aside(finished=[finish]))
         else:
             self._running.add((request.meta.request_id, request.choice))
 
@@ -178,7 +169,6 @@ class Worker:
 
     def _step(self) -> None:
         output = self.engine.step()
-        self._steps = output.step
         self._running.difference_update((f.request_id, f.choice) for f in output.finished)
         self._send(output)
         if not self.engine.has_work:

@@ -165,7 +165,10 @@ class HostMachine(RuleBasedStateMachine):
             assert block.tobytes() == bytes([held.value]) * BLOCK
         self.seen.bytes_used = self.taken() * BLOCK
         assert self.seen.bytes_used <= BLOCK * SLOTS
+        self.seen.store_times = self.store.counters.store_times  # of them only how many are known
         assert self.store.counters == self.seen
+        assert sum(self.seen.store_times.counts) == self.seen.stores
+        assert len(self.store.ages()) == self.store.blocks
 
 
 TestHostMachine = HostMachine.TestCase

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from engine.core import Engine
+from engine.kv.figures import Figures, count
 from engine.kv.tier_policy import Pace, TierPolicy
 from engine.messages import Finish
 from engine.settings import EngineSettings
@@ -54,6 +56,13 @@ def test_what_the_pool_gave_up_comes_back_from_the_host() -> None:
     end = end_of(target, "c", prompt)
     assert end.tier_tokens == {"host": 96}
     assert end.cached_tokens == 96
+    assert 0 < end.loading_s <= end.prefill_s
+    (host,) = target.tiers.stats()
+    assert (host.hits, host.stores, host.blocks, host.tokens) == (6, 6, 6, 96)
+    assert host.saved_s > 0
+    assert sum(host.load_counts) == sum(host.store_counts) == 6
+    assert host.load_s > 0
+    assert host.store_s > 0
     assert end_of(target, "d", prompt).tier_tokens == {"device": 96}
     push_out(target)
     assert end_of(target, "e", prompt, salt=TWO).tier_tokens == {}
@@ -70,6 +79,10 @@ def test_what_the_host_gave_up_comes_back_from_the_disk_and_after_a_restart(tmp_
         pass
     assert target.tiers.tiers[1].store.flush()
     assert end_of(target, "b", prompt).tier_tokens == {"disk": 96}
+    host, disk = target.tiers.stats()
+    assert (disk.stores, disk.hits, disk.promotions) == (6, 6, 0)
+    assert (host.stores, host.promotions) == (12, 6)
+    assert host.promoted_bytes == disk.loaded_bytes == disk.stored_bytes
     push_out(target)
     assert end_of(target, "c", prompt).tier_tokens == {"host": 96}
     target.close()
@@ -108,6 +121,9 @@ def test_a_stalled_disk_holds_up_nobody_else_and_its_prompt_until_the_deadline(t
     assert ends["stalled"].prefill_s >= DEADLINE_S
     assert target.tiers.tiers[1].pace.seconds >= DEADLINE_S
     assert target.tiers.stats()[1].late == 1
+    assert target.tiers.stats()[1].lost_s >= DEADLINE_S
+    assert target.tiers.stats()[1].saved_s == 0
+    assert ends["stalled"].loading_s >= DEADLINE_S
     assert time.monotonic() - began < 20
     files.go.set()
     target.close()
@@ -192,8 +208,41 @@ def test_tiers_are_off_in_deterministic_mode_and_told_now_and_then() -> None:
     assert engine(kv_host_mb=0).tiers is None
     target = engine()
     target.submit(submit("a", prompt_of(9)))
-    told = [target.step().tiers for _ in range(2)]
-    assert [[tier.tier for tier in tiers] for tiers in told] == [["host"], []]
+    told = [target.step() for _ in range(2)]
+    assert [[tier.tier for tier in output.tiers] for output in told] == [["host"], []]
+    assert [list(output.kv_ages) for output in told] == [["device", "host"], []]
+    assert target.report() is None
+
+
+def test_what_changes_between_steps_is_told_and_is_no_step() -> None:
+    target, prompt = engine(), prompt_of(100)
+    end_of(target, "a", prompt)
+    push_out(target)
+    target.figures = Figures(target.roster)
+    told = target.report()
+    assert told is not None
+    assert told.duration_s == 0
+    assert told.tiers == target.tiers.stats()
+    assert told.kv_ages == {"device": [0] * 6, "host": [96, 0, 0, 0, 0, 0]}
+    assert target.report() is None
+
+
+def test_ages_are_counted_in_tokens_from_the_last_use(tmp_path: Path) -> None:
+    assert count([0.5, 1.0, 59.9, 60.0, 7200.0], 16) == [16, 16, 16, 16, 0, 16]
+    assert count([], 16) == [0] * 6
+    folder, prompt = tmp_path / "kv", prompt_of(100)
+    target = engine(kv_disk_dir=folder)
+    end_of(target, "a", prompt)
+    target.close()
+    hour_ago = time.time() - 3601
+    for file in folder.glob("*.kv"):
+        os.utime(file, (hour_ago, hour_ago))
+    target = engine(kv_disk_dir=folder)
+    assert target.tiers.tiers[1].store.flush()
+    assert target.figures.ages()["disk"] == [0, 0, 0, 0, 0, 96]
+    assert end_of(target, "b", prompt).tier_tokens == {"disk": 96}
+    assert target.tiers.tiers[1].store.ages()[0] < 60
+    target.close()
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_in_the_log(

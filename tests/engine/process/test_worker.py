@@ -156,6 +156,14 @@ def test_abort_ends_a_running_request_and_ignores_others(front: Front) -> None:
     assert front.finish_of("a").reason == "abort"
 
 
+def test_figures_of_the_tiers_come_while_nothing_runs_too(front: Front) -> None:
+    for _ in range(2):
+        while not (isinstance(told := front.receive(), StepOutput) and told.tiers):
+            pass
+        assert (told.step, told.duration_s) == (0, 0.0)
+        assert [tier.tier for tier in told.tiers] == ["host"]
+
+
 def test_faults_are_leases_and_a_refused_one_changes_nothing(front: Front) -> None:
     front.send(AttachFault(fault_id="f", kind="nothing", ttl_s=60))
     assert front.faults() == FaultsActive(["f"], 1)
