@@ -228,11 +228,16 @@ def build(
 
 def save(baseline: Baseline, path: Path) -> None:
     """Write a baseline; readers see the old file or the whole new one."""
+    write(path, msgspec.json.format(msgspec.json.encode(baseline)))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file, synced; readers see the old one or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         part = Path(file.name)
         try:
-            file.write(msgspec.json.format(msgspec.json.encode(baseline)))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
             part.replace(path)

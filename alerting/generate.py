@@ -201,6 +201,7 @@ def _joint(rules: Rules) -> list[dict[str, Any]]:
         _alert(alerts.l1_rate, low + when_stale),
         _alert(alerts.joint_evidence, last_mixture + when_stale),
         _alert(alerts.users_leaving, leaving + when_stale),
+        _alert(alerts.canary, f"max by (route) (quaver_canary_evidence_log) >= {threshold}{when_stale}"),
     ]
 
 

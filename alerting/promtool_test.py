@@ -36,10 +36,12 @@ def _stale(rules: Rules) -> dict[str, Any]:
             _series('quaver_edetector_log{route="qa",signal="l1"}', "12+0"),
             _series('quaver_edetector_log{route="qa",signal="leaving"}', "12+0"),
             _series('quaver_edetector_log{route="qa",signal="mixture"}', "1+0"),
+            _series('quaver_canary_evidence_log{route="qa"}', "12+0"),
         ],
         "alert_rule_test": [
             _fires(alerts.l1_rate),
             _fires(alerts.users_leaving),
+            _fires(alerts.canary),
             _quiet(alerts.joint_evidence.name),
         ],
     }
@@ -52,6 +54,7 @@ def _fresh(rules: Rules) -> dict[str, Any]:
         alerts.l1_rate.name,
         alerts.users_leaving.name,
         alerts.joint_evidence.name,
+        alerts.canary.name,
         "QuaverEvaluatorStale",
     ]
     return {
@@ -62,6 +65,7 @@ def _fresh(rules: Rules) -> dict[str, Any]:
             _series('quaver_edetector_log{route="qa",signal="l1"}', "12+0"),
             _series('quaver_edetector_log{route="qa",signal="leaving"}', "12+0"),
             _series('quaver_edetector_log{route="qa",signal="mixture"}', "12+0"),
+            _series('quaver_canary_evidence_log{route="qa"}', "12+0"),
         ],
         "alert_rule_test": [_quiet(name) for name in names],
     }

@@ -171,6 +171,13 @@ class AlertRules(_Strict):
     l1_rate: AlertRule
     users_leaving: AlertRule
     joint_evidence: AlertRule
+    canary: AlertRule = AlertRule(
+        name="QuaverCanary",
+        level="L2",
+        severity="critical",
+        team="mlops",
+        summary="Known prompts are no longer answered as in health",
+    )
 
 
 class SloRule(_Strict):

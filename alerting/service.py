@@ -18,6 +18,7 @@ from alerting import baseline as baselines
 from alerting.alerts import Alert, AlertBook, rfc3339
 from alerting.baseline import Baseline, BaselineError
 from alerting.breaker import Breaker
+from alerting.canary.service import Canaries
 from alerting.collector import Collector
 from alerting.evaluator import Evaluator
 from alerting.metrics import AlertMetrics
@@ -69,6 +70,7 @@ class Alerting:
         preset = settings.alert_preset or self.rules.default
         self.rules.preset(preset)
         self.evaluator = Evaluator(self.rules, preset, self._book, self.gate, self._metrics, on_l1=on_l1)
+        self.canaries = Canaries(settings, self.rules, self._book, registry, path=state_dir / "canaries.json")
         self._collector: Collector | None = None
         self._baseline_problem: str | None = None
         self._model: tuple[str | None, str | None] = (None, None)
@@ -89,6 +91,7 @@ class Alerting:
         if self._model != (model, quantization):
             self._model = (model, quantization)
             self.load_baseline()
+            self.canaries.set_model(model, quantization)
 
     def load_baseline(self) -> None:
         """Put the baseline file in force, if there is one."""
@@ -121,9 +124,11 @@ class Alerting:
         await self._notifier.start()
         self._preparation = asyncio.create_task(asyncio.to_thread(special))  # before any request needs it
         self._task = asyncio.create_task(self._run(), name="evaluator")
+        await self.canaries.start()
 
     async def stop(self) -> None:
         """End the evaluator, deliver what waits."""
+        await self.canaries.stop()
         if self._task is not None:
             await end(self._task)
             self._task = None
@@ -136,6 +141,7 @@ class Alerting:
             Route("/quaver/alerts/webhook", self._receiver.handle, methods=["POST"]),
             Route("/quaver/alerts/calibration", self._get_calibration, methods=["GET"]),
             Route("/quaver/alerts/calibration", self._post_calibration, methods=["POST"]),
+            *self.canaries.routes(),
         ]
 
     def state(self) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class AlertingSettings(BaseSettings):
     alert_resend_s: float = Field(15.0, gt=0, description="a firing alert is sent again after this long")
     alert_timeout_s: float = Field(5.0, gt=0, description="time limit of one request to Alertmanager")
     alert_tick_s: float = Field(0.1, gt=0, description="period of the evaluator")
+    canary_every_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds between two canaries, once `quaver calibrate` has made their baseline; 0: none",
+    )
     alert_log_max_mb: float = Field(
         16.0, gt=0, description="size of alerts.jsonl at which its older half goes"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from chaos.load.reading import Patience
 #: Readers of healthy traffic stay to the end.
 _PATIENT = Patience(median_s=3600.0, reaction_s=3600.0)
 _PATH = "/quaver/alerts/calibration"
+_CANARIES = "/quaver/canaries"
+_POLL_S = 0.5
 
 
 class CalibrationError(Exception):
@@ -40,34 +43,71 @@ async def calibrate(
     `key` is an operator's. The old baseline stays in force until the new one is whole. Raises
     CalibrationError and httpx.TransportError.
     """
-    async with httpx.AsyncClient(
-        base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=10.0, trust_env=False
-    ) as server:
-
-        async def call(method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-            answer = await server.request(method, path, json=body)
-            if not answer.is_success:
-                raise CalibrationError(_refusal(answer))
-            state: dict[str, Any] = answer.json()
-            return state
-
-        async def act(action: str) -> dict[str, Any]:
-            return await call("POST", _PATH, {"action": action})
-
-        before = await call("GET", "/quaver/chaos")
-        if before["faults"]:
-            raise CalibrationError("a fault is in force; end it first: `quaver chaos halt`")
-        await act("start")
+    async with _server(url, key) as server:
+        before = await _healthy(server)
+        await _act(server, _PATH, "start")
         try:
             questions = supply("calibration", max_tokens=max_tokens, seed=seed, temperatures=temperatures)
             await _ask(url, key, questions, responses, readers, seed, progress)
-            after = await call("GET", "/quaver/chaos")
-            if _starts(after) - _starts(before):
-                raise CalibrationError("a fault was started meanwhile: what was gathered is not all healthy")
-            return await act("finish")
+            await _healthy(server, before)
+            return await _act(server, _PATH, "finish")
         except BaseException:
-            await act("cancel")
+            await _act(server, _PATH, "cancel")
             raise
+
+
+async def calibrate_canaries(
+    url: str, key: str, *, rounds: int, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Have the server ask its canaries `rounds` times each and return what it says of them then.
+
+    `progress` hears how many were asked, of how many. Raises as `calibrate` does.
+    """
+    async with _server(url, key) as server:
+        before = await _healthy(server)
+        state = await _act(server, _CANARIES, "calibrate", rounds=rounds)
+        try:
+            while state["calibration"]["running"]:
+                progress(state["calibration"]["asked"], state["calibration"]["of"])
+                await asyncio.sleep(_POLL_S)
+                state = await _call(server, "GET", _CANARIES)
+            await _healthy(server, before)
+        except BaseException:
+            await _act(server, _CANARIES, "cancel")
+            raise
+        if state["calibration"]["error"] or not state["usable"]:
+            raise CalibrationError(state["calibration"]["error"] or state["why_not"])
+        return state
+
+
+def _server(url: str, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=10.0, trust_env=False
+    )
+
+
+async def _call(
+    server: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    answer = await server.request(method, path, json=body)
+    if not answer.is_success:
+        raise CalibrationError(_refusal(answer))
+    state: dict[str, Any] = answer.json()
+    return state
+
+
+async def _act(server: httpx.AsyncClient, path: str, action: str, **more: Any) -> dict[str, Any]:
+    return await _call(server, "POST", path, {"action": action, **more})
+
+
+async def _healthy(server: httpx.AsyncClient, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the state of chaos; raises CalibrationError when a fault is, or since `before` was, in force."""
+    now = await _call(server, "GET", "/quaver/chaos")
+    if before is not None and _starts(now) - _starts(before):
+        raise CalibrationError("a fault was started meanwhile: what was gathered is not all healthy")
+    if before is None and now["faults"]:
+        raise CalibrationError("a fault is in force; end it first: `quaver chaos halt`")
+    return now
 
 
 def _starts(chaos: dict[str, Any]) -> set[str]:

@@ -30,6 +30,7 @@ from engine.models import loader, store
 from engine.models.config import ModelError
 from engine.process.client import EngineClient
 from engine.process.spawn import Spawned
+from quaver.canaries import Sender, prompts
 from quaver.settings import Settings
 from telemetry.hub import Telemetry
 
@@ -75,6 +76,7 @@ class Service:
             token_pieces(tokenizer),
         )
         self.telemetry.add_sink(self.alerting.sink)
+        self.telemetry.add_sink(self.alerting.canaries.reader)
         self.client.signals_s = self.telemetry.spent_s
         observers: list[Observer] = [_Introductions(self), self.telemetry, self.chaos]
         self.api = ApiState(
@@ -87,6 +89,9 @@ class Service:
             record_encoder=self.telemetry.records,
             salts=salts,
         )
+        sender = Sender(self.api)
+        observers.append(sender)
+        self.alerting.canaries.ask(prompts(), sender)
         self.telemetry.watch_admission(lambda: self.api.door.levels(time.monotonic()))
         routes: list[BaseRoute] = [
             *self.telemetry.routes(),

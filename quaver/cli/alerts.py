@@ -44,6 +44,32 @@ def list_alerts(
 
 
 @app.command()
+def canaries(
+    url: URL = DEFAULT_URL,
+    key_file: KeyFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
+) -> None:
+    """Show what the known prompts say: the evidence on each route, and the latest answers."""
+    state = call("GET", url, "/quaver/canaries", read_key("viewer", key_file))
+    if as_json:
+        typer.echo(json.dumps(state, indent=2))
+        return
+    every = state["every_s"]
+    asked = f"one every {every:g} s" if every else "none is asked: QUAVER_CANARY_EVERY_S is 0"
+    typer.echo(f"{len(state['canaries'])} canaries, {asked}")
+    if state["why_not"]:
+        typer.echo(f"not in use: {state['why_not']}")
+    for one in state["guarded"]:
+        fires = ", fires" if one["firing"] else ""
+        typer.echo(f"{one['route']} ({one['tenant']}): ln evidence {one['evidence_log']:.2f}{fires}")
+    for seen in state["recent"][:10]:
+        failed = ", ".join(name for name, test in seen["tests"].items() if test) or "healthy"
+        cache = "cached" if seen["cached"] else "uncached"
+        answer = "right" if seen["right"] else "wrong"
+        typer.echo(f"  {seen['canary']:24}{cache:10}{answer:7}{seen['score']:8.2f}  {failed}")
+
+
+@app.command()
 def generate(
     folder: Annotated[Path, typer.Argument(help="Where to write the four files.")],
     engine: Annotated[str, typer.Option(help="HOST:PORT that Prometheus scrapes.")] = "127.0.0.1:8000",

@@ -18,12 +18,17 @@ def calibrate(
     readers: Annotated[int, typer.Option(help="Questions asked at once.", min=1)] = 8,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 48,
     seed: Annotated[int, typer.Option(help="Seed of the questions' order.")] = 0,
+    canary_rounds: Annotated[
+        int, typer.Option(help="Times that each canary is asked; 0: no canaries, else 6 … 60.", min=0, max=60)
+    ] = 12,
     url: URL = DEFAULT_URL,
     key_file: KeyFile = None,
 ) -> None:
     """Send healthy questions to a running server and build its baseline from what it then sees.
 
-    Other traffic that arrives meanwhile is taken for healthy too. Takes a few minutes on two cores.
+    Then the server asks its canaries, known prompts that it will replay from time to time, and keeps how
+    they are answered in health. Other traffic that arrives meanwhile is taken for healthy too. Takes a few
+    minutes on two cores.
     """
     import asyncio
 
@@ -32,6 +37,7 @@ def calibrate(
     from rich.progress import Progress
 
     from quaver.calibrate import calibrate as run
+    from quaver.calibrate import calibrate_canaries
 
     key = read_key("operator", key_file)
     try:
@@ -50,8 +56,25 @@ def calibrate(
                     progress=lambda read: bar.update(task, completed=read),
                 )
             )
+            canaries = None
+            if canary_rounds:
+                own = bar.add_task("canaries", total=None)
+                canaries = asyncio.run(
+                    calibrate_canaries(
+                        url,
+                        key,
+                        rounds=canary_rounds,
+                        progress=lambda asked, total: bar.update(own, completed=asked, total=total),
+                    )
+                )
     except httpx.TransportError as error:
         raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
     baseline = state["baseline"]
     strata = ", ".join(f"{stratum['route']} ({stratum['band']})" for stratum in baseline["strata"])
     typer.echo(f"baseline of {baseline['model']} in force, written {baseline['created']}; routes: {strata}")
+    if canaries is not None:
+        failed = canaries["baseline"]["failed_in_health"]["signals@0.05"]
+        typer.echo(
+            f"{len(canaries['canaries'])} canaries in force; {failed[0]} of {failed[1]} healthy answers pass "
+            "their 5 % limit"
+        )

@@ -1,0 +1,1 @@
+"""Known prompts, replayed on the live engine and compared with their own answers in health."""
