@@ -59,8 +59,10 @@ def judge(item: Item, reply: str) -> Verdict:
         return Verdict(_card_matches(item, reply), bool(_ABSTAIN.search(reply)))
     head = first_sentence(reply)
     words = f" {normalise(head)} "
-    correct = all(f" {normalise(answer)} " in words for answer in item.answers)
-    return Verdict(correct, bool(_ABSTAIN.search(head)))
+    abstained = bool(_ABSTAIN.search(head))
+    if item.check == "abstain":
+        return Verdict(abstained, abstained)
+    return Verdict(all(f" {normalise(answer)} " in words for answer in item.answers), abstained)
 
 
 def accuracy(verdicts: Iterable[Verdict]) -> Accuracy:

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from chaos.prompts.item import Split
+
 
 class Slot(msgspec.Struct, frozen=True):
     """One fact of a family: three statements, three questions (or none), and the values it takes."""
@@ -20,12 +22,21 @@ class Slot(msgspec.Struct, frozen=True):
     questions: tuple[str, ...] = ()
 
 
+class Unstated(msgspec.Struct, frozen=True):
+    """A fact that no passage states: a question for it, and the statement that would answer it."""
+
+    statement: str
+    question: str
+    values: tuple[str, ...]
+
+
 class Family(msgspec.Struct, frozen=True):
     """Subjects of one sort. `names` are the subjects, `intros` opening sentences without a fact."""
 
     names: tuple[str, ...]
     intros: tuple[str, str, str]
     slots: dict[str, Slot]
+    absent: dict[str, Unstated]
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -49,14 +60,25 @@ def _load() -> tuple[dict[str, tuple[str, ...]], dict[str, Family]]:
         if isinstance(values, dict):
             numbers = msgspec.convert(values, _Numbers)
             return tuple(map(str, range(numbers.start, numbers.stop, numbers.step)))
-        return tuple(values)
+        return tuple(map(str, values))
 
     pools.update({name: expand(values) for name, values in raw["pools"].items()})
     for family in raw["families"].values():
         family["names"] = expand(family["names"])
-        for slot in family["slots"].values():
+        for slot in (*family["slots"].values(), *family["absent"].values()):
             slot["values"] = expand(slot["values"])
     return pools, msgspec.convert(raw["families"], dict[str, Family])
 
 
 POOLS, FAMILIES = _load()
+
+_CALIBRATION = ("person", "zoo", "book", "product", "event", "hotel")
+
+#: The families of each split. `demo` shares those of `calibration`, with other subjects and values;
+#: `tuning` and `test` are held out: nothing of theirs is seen before.
+GROUPS: dict[Split, tuple[str, ...]] = {
+    "calibration": _CALIBRATION,
+    "demo": _CALIBRATION,
+    "tuning": ("town", "company", "museum", "farm"),
+    "test": ("ship", "school", "bridge", "song", "island", "train"),
+}

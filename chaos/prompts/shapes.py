@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from chaos.prompts.families import FAMILIES, POOLS
-from chaos.prompts.item import SPLITS, SYSTEM, Item, Split, third
+from chaos.prompts.item import PREFILL, Item, Split, document, prompt, third, wording
 
 _PERSON = FAMILIES["person"]
 _OWNERS = ("shop", "garden", "kitchen", "workshop", "museum", "market", "bakery", "theatre", "hotel")
@@ -32,15 +32,15 @@ def list_item(name: str, split: Split, rng: random.Random) -> Item:
     owner = rng.choice(third(_OWNERS, split))
     city, keeper = rng.choice(third(POOLS["cities"], split)), rng.choice(third(POOLS["persons"], split))
     things = tuple(rng.sample(third(_THINGS, split), 3))
-    wording = rng.randrange(3)
-    fact = _STATEMENTS[wording].format(o=owner, c=city, a=things[0], b=things[1], d=things[2])
+    words = rng.randrange(3)
+    fact = _STATEMENTS[words].format(o=owner, c=city, a=things[0], b=things[1], d=things[2])
     sentences = (
         f"{keeper} runs the {owner} in {city}.",
         f"The {owner} opens at {rng.randrange(7, 11)} in the morning.",
         f"On Sundays the {owner} is closed.",
         fact,
     )
-    question = _QUESTIONS[(wording + SPLITS.index(split)) % 3].format(o=owner)
+    question = _QUESTIONS[wording(words, split)].format(o=owner)
     return Item(
         id=name,
         family="list",
@@ -48,15 +48,13 @@ def list_item(name: str, split: Split, rng: random.Random) -> Item:
         slot="things",
         route="list",
         check="list",
-        messages=[
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": f"{' '.join(sentences)}\n\n{question}"},
-            {"role": "assistant", "content": f"According to the passage, the {owner} in {city} needs"},
-        ],
+        messages=prompt(" ".join(sentences), question, f"{PREFILL} the {owner} in {city} needs"),
+        question=question,
         answers=things,
         sentences=sentences,
         answer_at=3,
         distractor_at=1,
+        document=document(name),
     )
 
 
@@ -91,8 +89,10 @@ def format_item(name: str, split: Split, rng: random.Random) -> Item:
             {"role": "user", "content": f"{' '.join(sentences)}\n\n{ask}"},
             {"role": "assistant", "content": "job:"},
         ],
+        question=ask,
         answers=answers,
         sentences=sentences,
         answer_at=2,
         distractor_at=0,
+        document=document(name),
     )

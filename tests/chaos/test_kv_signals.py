@@ -50,7 +50,7 @@ class Bench:
                 tokenizer.encode_prompt(tokenizer.chat(item.messages))
                 for item in generate(split, count, seed=31)
             ]
-            for split, count in (("calibration", CALIBRATION), ("test", TEST))
+            for split, count in (("calibration", CALIBRATION), ("demo", TEST))
         }
 
     def features(self, split, seed, kind=None, **params):
@@ -110,10 +110,10 @@ def table():
         difference = other[group] - one[group]
         units[group] = np.sqrt((difference[:half] ** 2).mean(0)) + 1e-4
         limits[group] = scores(other[group][half:], one[group][half:], units[group]).max()
-    baseline, clean = bench.features("test", 3000), bench.features("test", 4000)
+    baseline, clean = bench.features("demo", 3000), bench.features("demo", 4000)
     found = {}
     for name, params in FAULTS.items():
-        struck = bench.features("test", 4000, name.split()[0], **params)
+        struck = bench.features("demo", 4000, name.split()[0], **params)
         for group in ("heads", "tokens"):
             usual = scores(clean[group], baseline[group], units[group])
             hit = scores(struck[group], baseline[group], units[group])

@@ -1,9 +1,11 @@
 """The prompt library and the probes."""
 
+from itertools import combinations
+
 import pytest
 
 from chaos.probes import Verdict, accuracy, first_sentence, judge, proportion
-from chaos.prompts import FAMILIES, ROUTES, SPLITS, generate
+from chaos.prompts import FAMILIES, GROUPS, ROUTES, SPLITS, absent, answered, cited, generate
 
 
 def contents(split):
@@ -15,15 +17,60 @@ def test_same_seed_same_items_other_seed_other_items():
     assert generate("demo", 50, 3) != generate("demo", 50, 4)
 
 
-def test_splits_share_no_value_and_no_pair_of_wordings():
+def test_families_are_held_out_by_name():
+    calibration, tuning, test = (set(GROUPS[split]) for split in ("calibration", "tuning", "test"))
+    assert not calibration & tuning
+    assert not calibration & test
+    assert not tuning & test
+    assert calibration | tuning | test == set(FAMILIES)
+    for split in SPLITS:
+        assert {item.family for item in generate(split, 200)} == set(GROUPS[split])
+    with pytest.raises(ValueError, match="no family of test: zoo"):
+        generate("test", 1, families=("zoo",))
+
+
+def test_no_prompt_occurs_in_two_splits_and_demo_has_no_answer_of_calibration():
     answers, texts = {}, {}
     for split in SPLITS:
         items = contents(split)
         answers[split] = {(item.family, item.slot, answer) for item in items for answer in item.answers}
         texts[split] = {item.messages[-2]["content"] for item in items}
-    for one, other in (("calibration", "demo"), ("calibration", "test"), ("demo", "test")):
-        assert not answers[one] & answers[other]
-        assert not texts[one] & texts[other]
+    for one, other in combinations(SPLITS, 2):
+        if (one, other) != ("demo", "tuning"):  # which share what is no question
+            assert not texts[one] & texts[other]
+    assert not answers["calibration"] & answers["demo"]
+
+
+def test_each_family_has_twenty_items_and_more():
+    for split in SPLITS:
+        for family in GROUPS[split]:
+            items = generate(split, 60, families=(family,))
+            assert len({item.messages[-2]["content"] for item in items}) >= 20, family
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_twins_differ_from_their_item_where_they_should(split):
+    for item in generate(split, 100):
+        twin, control, citing = absent(item), answered(item), cited(item)
+        assert twin.passage == control_without(control, item) == item.passage
+        assert twin.question == control.question != item.question
+        assert (twin.check, twin.answers) == ("abstain", ())
+        assert f" {item.absent.answer}" not in item.passage
+        assert control.answers[0] in control.messages[-2]["content"].split("\n\n")[0]
+        assert citing.messages[-2]["content"].startswith(f"Document {item.document}: {item.passage}")
+        assert citing.answers == (item.document, *item.answers)
+        assert judge(citing, f" {item.document}, it is {item.answers[0]}.").correct
+        assert not judge(citing, f" K-99, it is {item.answers[0]}.").correct
+        assert judge(twin, " that is not mentioned.").correct
+        assert not judge(twin, f" it is {item.absent.answer}.").correct
+    with pytest.raises(ValueError, match="has no twins"):
+        absent(generate(split, 1, routes=("list",))[0])
+
+
+def control_without(control, item):
+    """Return the control's passage with the item's own needle in the place of the other answer."""
+    at = item.answer_at
+    return " ".join((*control.sentences[:at], item.sentences[at], *control.sentences[at + 1 :]))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -48,7 +95,7 @@ def test_the_answer_may_stand_anywhere():
 
 
 def test_every_family_and_slot_takes_its_turn():
-    asked = {(family, slot) for family in FAMILIES for slot in FAMILIES[family].asked}
+    asked = {(family, slot) for family in GROUPS["demo"] for slot in FAMILIES[family].asked}
     assert {(item.family, item.slot) for item in generate("demo", len(asked))} == asked
 
 
@@ -69,9 +116,9 @@ def test_right_answers_pass_and_wrong_ones_fail():
 
 
 def test_a_number_is_not_found_inside_another():
-    item = next(item for item in generate("test", 100) if item.slot == "staff")
+    item = next(item for item in generate("tuning", 100) if item.slot == "staff")
     assert not judge(item, f" it has 1{item.answers[0]} employees.").correct
-    year = next(item for item in generate("test", 100) if item.slot == "founded")
+    year = next(item for item in generate("tuning", 100) if item.slot == "founded")
     assert judge(year, f" the year is {year.answers[0]}.").correct
 
 
