@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, Protocol
 
 import msgspec
 
+from chaos.canary import PENDING, Verdict
 from chaos.faults.base import Fault
 from chaos.selector import Selector
+from chaos.stops import StopWhen
 from engine.messages import AttachFault
 
 
@@ -39,10 +43,24 @@ class StartFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     params: dict[str, float | int | str | bool] = {}
     selector: dict[str, float | str] = {}
     seed: int = 0
+    stop: StopWhen = StopWhen()
+
+
+class Stage(IntEnum):
+    """How far the start of a fault has come. It is in force from `ATTACHED` on, if at all."""
+
+    ADMITTED = 0  # on the list
+    CLEARED = 1  # the canary has been asked, and will not be until this fault is over
+    JOURNALLED = 2  # on its way to the disk, or there
+    ATTACHED = 3  # on its way to where it acts, or there
+    ACTIVE = 4  # confirmed
 
 
 class Running(msgspec.Struct, kw_only=True):
-    """A fault on the controller's list. `deadline` is `time.monotonic` seconds, `started` unix."""
+    """A fault on the controller's list, from the moment its start is admitted.
+
+    `deadline` is `time.monotonic` seconds, infinite until it is attached; `started` is unix.
+    """
 
     fault_id: str
     fault: Fault
@@ -50,9 +68,10 @@ class Running(msgspec.Struct, kw_only=True):
     seed: int
     ttl_s: float
     by: str
+    stop: StopWhen
     started: float
-    deadline: float
-    confirmed: bool = False
+    deadline: float = float("inf")
+    stage: Stage = Stage.ADMITTED
     touched: set[str] = msgspec.field(default_factory=set)
 
     def facts(self) -> dict[str, Any]:
@@ -66,8 +85,13 @@ class Running(msgspec.Struct, kw_only=True):
             "selector": self.selector.to_wire(),
             "seed": self.seed,
             "ttl_s": self.ttl_s,
+            "stop": self.stop.to_wire(),
             "by": self.by,
         }
+
+    def remaining_s(self) -> float:
+        """Return how long it will still act, in seconds."""
+        return round(min(self.ttl_s, max(0.0, self.deadline - time.monotonic())), 3)
 
     def message(self) -> AttachFault:
         """Return the message that takes it into force."""
@@ -79,3 +103,15 @@ class Running(msgspec.Struct, kw_only=True):
             seed=self.seed,
             ttl_s=self.ttl_s,
         )
+
+
+class Ended(msgspec.Struct, kw_only=True):
+    """A fault that was in force. `reverted` says whether the server answers again as before it."""
+
+    fault_id: str
+    kind: str
+    reason: str
+    touched: int
+    started: float
+    lasted_s: float
+    reverted: Verdict = PENDING

@@ -1,4 +1,4 @@
-"""The chaos controller: validates, caps, journals, starts and ends faults. Front process, event loop.
+"""The chaos controller: journals, starts, ends and watches faults. Front process, event loop.
 
 It owns the list of faults; the leases themselves live where the faults act and end there by themselves.
 A fault is journalled before it takes effect. Ending comes first and is journalled after, so that it
@@ -9,43 +9,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import deque
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from chaos.contract import ChaosError, ModelPort, Running, StartFault
-from chaos.faults.noise import Noise
-from chaos.faults.registry import describe, parse_fault
-from chaos.prompt_hook import PromptHook
+import msgspec
+
+from chaos.admission import Admission, chain
+from chaos.canary import Verdict
+from chaos.contract import ChaosError, Ended, ModelPort, Running, Stage, StartFault
+from chaos.leases import Leases
+from chaos.reverts import Reverts
 from chaos.scribe import Scribe
-from chaos.selector import parse_selector
-from chaos.settings import ChaosSettings
-from engine.messages import RequestMeta
+from chaos.stops import Stops
 
 log = logging.getLogger("quaver.chaos")
 
 CONFIRM_S = 2.0  # how long ending waits for the model process to say so
+REMEMBERED = 50  # faults that have ended
 
 
 class Controller:
-    """Faults of one server. Every method is called on the front's event loop."""
+    """Faults of one server. Every method is called on the front's event loop.
+
+    `fronts` are the places in this process where faults act; what has none of them acts in the
+    model process.
+    """
 
     def __init__(
-        self, settings: ChaosSettings, prompt_hook: PromptHook, model: ModelPort, scribe: Scribe
+        self,
+        *,
+        admission: Admission,
+        fronts: Mapping[str, Leases[Any]],
+        model: ModelPort,
+        scribe: Scribe,
+        stops: Stops,
+        reverts: Reverts,
     ) -> None:
-        self.settings = settings
-        self.blocked = scribe.journal.halted
-        self._prompt = prompt_hook
+        self.admission = admission
+        self.halted = scribe.journal.halted
+        self._fronts = fronts
         self._model = model
         self._scribe = scribe
+        self._stops = stops
+        self._reverts = reverts
         self._running: dict[str, Running] = {}
-        self._recent: deque[RequestMeta] = deque(maxlen=500)
+        self._ended: deque[Ended] = deque(maxlen=REMEMBERED)
         self._tasks: set[asyncio.Task[Any]] = set()
-        prompt_hook.applied = self.touch
         model.fault_listeners.append(self.on_faults)
-        for fault_id, entry in scribe.journal.open_leases.items():
-            scribe.journal.remember("end", fault_id=fault_id, kind=entry.get("kind"), reason="process lost")
+        scribe.journal.recover()
+
+    @property
+    def in_force(self) -> int:
+        """How many faults are on the list."""
+        return len(self._running)
 
     async def start(self, request: StartFault, by: str = "operator") -> dict[str, Any]:
         """Start a fault and return its listing; raises ChaosError when it is refused.
@@ -54,167 +72,211 @@ class Controller:
         """
         running = self._admit(request, by)
         self._running[running.fault_id] = running
-        error = await self._scribe.write_ahead("start", **running.facts())
-        if error is not None:
-            self._forget(running, "never started")
-            raise ChaosError(503, "journal_unavailable", f"nothing was started: {error}")
-        if running.fault_id in self._running:  # a halt may have come while the disk was busy
-            if await self._attach(running):
-                running.confirmed = True
-            else:
-                self._forget(running, "refused by the model process, or no answer from it")
-                self._spawn(self._model.detach_fault(running.fault_id))
-                raise ChaosError(
-                    503, "model_unavailable", "the model process did not take the fault; try again"
-                )
-        if running.fault_id not in self._running:
-            self._spawn(self._detach(running))
-            raise ChaosError(409, "chaos_halted", "the fault was ended while it was being started")
+        try:
+            await self._begin(running)
+        except BaseException as error:
+            if running.stage >= Stage.ATTACHED:
+                self._spawn(self._detach(running))
+            self._drop(running, f"never started: {error or type(error).__name__}")
+            raise
         return self._listing(running)
 
+    def preview(self, request: StartFault, by: str = "operator") -> dict[str, Any]:
+        """Return whom a fault would reach and what it would act with; raises as `start` would."""
+        running = self._admit(request, by)
+        beside = [*self._running.values(), running]
+        reached = self.admission.preview(request.selector)
+        return reached | {"fault": running.facts(), "chain": chain(running, beside)}
+
     def _admit(self, request: StartFault, by: str) -> Running:
-        settings = self.settings
-        if not settings.chaos:
+        if self.halted is not None and self.admission.settings.chaos:
             raise ChaosError(
-                403, "chaos_disabled", "chaos is switched off on this server; set QUAVER_CHAOS=1"
+                409, "chaos_halted", f"chaos is halted ({self.halted}); unblock it before starting a fault"
             )
-        if self.blocked:
-            raise ChaosError(409, "chaos_halted", "chaos is halted; unblock it before starting a fault")
-        try:
-            fault = parse_fault(request.kind, request.params)
-            selector = parse_selector(request.selector)
-        except ValueError as error:
-            raise ChaosError(400, "invalid_fault", str(error)) from None
-        limits = (
-            (0 < request.ttl_s <= settings.chaos_max_ttl_s, f"ttl_s in (0, {settings.chaos_max_ttl_s:g}]"),
-            (selector.share <= settings.chaos_max_share, f"share of at most {settings.chaos_max_share:g}"),
-            (
-                not isinstance(fault, Noise) or fault.sigma <= settings.chaos_max_sigma,
-                f"sigma of at most {settings.chaos_max_sigma:g}",
-            ),
-            (abs(request.seed) < 2**63, "a seed of 64 bits"),
-        )
-        for holds, limit in limits:
-            if not holds:
-                raise ChaosError(400, "over_cap", f"this server allows {limit}")
-        if len(self._running) >= settings.chaos_max_faults:
-            raise ChaosError(
-                409, "too_many_faults", f"{len(self._running)} faults are in force; end one first"
-            )
-        for other in self._running.values():
-            if other.fault.kind == request.kind and other.selector.overlaps(selector):
-                raise ChaosError(
-                    409,
-                    "overlap",
-                    f"{other.fault_id} already acts on some of these requests; end it first, or choose "
-                    "another tenant, route or header",
-                )
-        return Running(
-            fault_id=f"{request.kind}-{secrets.token_hex(4)}",
-            fault=fault,
-            selector=selector,
-            seed=request.seed,
-            ttl_s=request.ttl_s,
-            by=by,
-            started=time.time(),
-            deadline=time.monotonic() + request.ttl_s,
-        )
+        return self.admission.admit(request, by, self._running.values())
+
+    async def _begin(self, running: Running) -> None:
+        """Take an admitted fault into force, step by step; a halt in between wins."""
+        stops = (self._stops.always, running.stop)
+        held = self._stops.holds(*stops) or await self._stops.look_up(*stops, patience_s=0)
+        if held is not None:
+            raise ChaosError(409, "stop_condition", f"nothing was started, as a stop condition holds: {held}")
+        async with self._reverts.turn:
+            if all(other.stage < Stage.CLEARED for other in self._running.values()):
+                await self._reverts.remember()
+            running.stage = Stage.CLEARED
+        self._expect(running)
+        running.stage = Stage.JOURNALLED
+        error = await self._scribe.write_ahead("start", **running.facts())
+        if error is not None:
+            raise ChaosError(503, "journal_unavailable", f"nothing was started: {error}")
+        self._expect(running)
+        running.stage, running.started = Stage.ATTACHED, time.time()
+        running.deadline = time.monotonic() + running.ttl_s
+        if not await self._attach(running):
+            raise ChaosError(503, "model_unavailable", "the model process did not take the fault; try again")
+        self._expect(running)
+        running.stage = Stage.ACTIVE
+
+    def _expect(self, running: Running) -> None:
+        if running.fault_id not in self._running:
+            raise ChaosError(409, "chaos_halted", "the fault was ended while it was being started")
 
     async def _attach(self, running: Running) -> bool:
-        if running.fault.place == "model":
-            try:
-                return await self._model.attach_fault(running.message())
-            except Exception:
-                log.exception("fault %s could not be sent to the model process", running.fault_id)
-                return False
-        self._prompt.attach(running.message())
+        front = self._fronts.get(running.fault.place)
+        if front is not None:
+            front.attach(running.message())
+            return True
+        try:
+            return await self._model.attach_fault(running.message())
+        except Exception:
+            log.exception("fault %s could not be sent to the model process", running.fault_id)
+            return False
+
+    async def _detach(self, running: Running) -> bool:
+        front = self._fronts.get(running.fault.place)
+        if front is None:
+            return await self._within(self._model.detach_fault(running.fault_id))
+        front.detach(running.fault_id)
         return True
 
     async def end(self, fault_id: str, reason: str = "stopped", by: str = "operator") -> dict[str, Any]:
         """End a fault. Ending an unknown or ended one is harmless and says `ended: false`."""
-        running = self._running.get(fault_id)
+        running = self._running.pop(fault_id, None)
         if running is None:
             return {"fault_id": fault_id, "ended": False, "confirmed": True}
-        self._running.pop(fault_id)
         confirmed = await self._detach(running)
-        note = self._note_end(running, reason, by=by, confirmed=confirmed)
-        await self._scribe.settle(note)
-        return {"fault_id": fault_id, "ended": True, "confirmed": confirmed}
+        await self._scribe.settle(self._close_books(running, reason, by=by, confirmed=confirmed))
+        return {"fault_id": fault_id, "ended": True, "confirmed": confirmed, "touched": len(running.touched)}
 
-    async def halt(self, by: str = "operator", reason: str = "halted") -> dict[str, Any]:
-        """End every fault and refuse new ones until `unblock`. Never waits long, whatever hangs."""
-        self.blocked = True
+    async def halt(self, by: str = "operator", reason: str | None = None) -> dict[str, Any]:
+        """End every fault and refuse new ones until `unblock`. Never waits long, whatever hangs.
+
+        Nothing acts in this process any more before the first wait.
+        """
+        self.halted = reason or f"by {by}"
         ended = list(self._running.values())
         self._running.clear()
-        self._prompt.detach(None)
-        self._scribe.note("halt", by=by, faults=[running.fault_id for running in ended])
+        for front in self._fronts.values():
+            front.detach(None)
+        self._scribe.note("halt", by=by, reason=self.halted, faults=[running.fault_id for running in ended])
         confirmed = await self._within(self._model.detach_fault(None))
         note = None
         for running in ended:
-            note = self._note_end(
-                running, reason, by=by, confirmed=confirmed or running.fault.place == "prompt"
-            )
+            sure = confirmed or running.fault.place in self._fronts
+            note = self._close_books(running, f"halted: {self.halted}", by=by, confirmed=sure)
         await self._scribe.settle(note)
         return {"blocked": True, "ended": [running.fault_id for running in ended], "confirmed": confirmed}
 
     async def unblock(self, by: str = "operator") -> dict[str, Any]:
         """Allow new starts again. Faults that were halted stay ended."""
-        self.blocked = False
+        self.halted = None
         await self._scribe.settle(self._scribe.note("unblock", by=by))
         return {"blocked": False}
 
+    async def note(self, text: str, by: str = "operator") -> dict[str, Any]:
+        """Write a line of the operator's own to the journal."""
+        note = self._scribe.note("note", text=text, by=by)
+        await self._scribe.settle(note)
+        return note.result() if note.done() else {"text": text}
+
+    async def ask_canary(self) -> Verdict:
+        """Ask the canary now, whatever is in force, and compare with its answer before the faults."""
+        return await self._reverts.look()
+
     async def close(self) -> None:
         """End every fault because the server stops, and settle the journal."""
-        for fault_id in list(self._running):
-            await self.end(fault_id, "server stopped", by="server")
+        self._reverts.give_up("the server stopped")
         for task in list(self._tasks):
             task.cancel()
+        for fault_id in list(self._running):
+            await self.end(fault_id, "server stopped", by="server")
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stops.close()
         await self._scribe.close()
 
-    async def _detach(self, running: Running) -> bool:
-        if running.fault.place == "model":
-            return await self._within(self._model.detach_fault(running.fault_id))
-        self._prompt.detach(running.fault_id)
-        return True
-
-    async def _within(self, answer: Any) -> bool:
+    async def _within(self, answer: Coroutine[Any, Any, bool]) -> bool:
         try:
             return bool(await asyncio.wait_for(answer, CONFIRM_S))
         except Exception:
             return False  # its lease ends by itself
 
-    def _forget(self, running: Running, reason: str) -> None:
+    def _drop(self, running: Running, reason: str) -> None:
+        """Take a fault that is over off the list."""
         if self._running.pop(running.fault_id, None) is not None:
-            self._note_end(running, reason, by="server")
+            self._close_books(running, reason, by="server")
 
-    def _note_end(self, running: Running, reason: str, **facts: Any) -> asyncio.Future[Any]:
-        return self._scribe.note(
-            "end",
+    def _close_books(self, running: Running, reason: str, **facts: Any) -> asyncio.Future[Any] | None:
+        """Note the end of a fault that is off the list, and have its revert verified if it acted."""
+        if running.stage < Stage.JOURNALLED:
+            return None
+        ended = Ended(
             fault_id=running.fault_id,
             kind=running.fault.kind,
             reason=reason,
             touched=len(running.touched),
+            started=running.started,
             lasted_s=round(time.time() - running.started, 3),
-            **facts,
         )
+        note = self._scribe.note("end", **_told(ended), **facts)
+        if running.stage >= Stage.ATTACHED:
+            self._ended.append(ended)
+            self._reverts.owe(ended)
+            self._spawn(self._verify())
+        return note
+
+    async def _verify(self) -> None:
+        """Ask the canary once nothing is in force any more, and note what it says."""
+        async with self._reverts.turn:
+            if any(running.stage >= Stage.CLEARED for running in self._running.values()):
+                return  # the last of them to end asks for all
+            for ended in await self._reverts.verify():
+                verdict = msgspec.to_builtins(ended.reverted)
+                self._scribe.note("revert", fault_id=ended.fault_id, kind=ended.kind, **verdict)
 
     def tick(self) -> None:
-        """Take note of leases whose time is over. Called a few times a second."""
+        """Take note of leases whose time is over and of stop conditions. Called a few times a second."""
         now = time.monotonic()
-        self._prompt.expire(now)
+        for front in self._fronts.values():
+            front.expire(now)
         for running in list(self._running.values()):
             if running.deadline <= now:
-                self._forget(running, "expired")
-                if running.fault.place == "model":
-                    self._spawn(self._model.detach_fault(running.fault_id))
+                self._spawn(self._detach(running))
+                self._drop(running, "expired")
+        self.check()
+
+    def check(self) -> None:
+        """Halt if an alert or the interruptions of the moment are a stop condition of what is in force."""
+        held = self._stops.holds(*self._conditions()) if self._running else None
+        if held is not None:
+            self._halt_at(held)
+
+    async def look_up(self) -> None:
+        """Halt if Prometheus says so, or is silent. Called every other second."""
+        if not self._running:
+            self._stops.forget()
+            return
+        held = await self._stops.look_up(*self._conditions())
+        if held is not None and self._running:
+            self._halt_at(held)
+
+    def _conditions(self) -> list[Any]:
+        return [self._stops.always, *(running.stop for running in self._running.values())]
+
+    def _halt_at(self, condition: str) -> None:
+        if self.halted is not None:
+            return
+        self.halted = f"stop condition: {condition}"
+        log.warning("chaos is halted, %s", self.halted)
+        self._spawn(self.halt("server", self.halted))
 
     def on_faults(self, fault_ids: list[str]) -> None:
         """Hear what is in force in the model process. A fault it lost is over: never attached again."""
         for running in list(self._running.values()):
-            if running.fault.place == "model" and running.confirmed and running.fault_id not in fault_ids:
+            here = running.fault.place not in self._fronts and running.stage is Stage.ACTIVE
+            if here and running.fault_id not in fault_ids:
                 over = running.deadline - time.monotonic() < 0.5
-                self._forget(running, "expired" if over else "model process lost")
+                self._drop(running, "expired" if over else "model process lost")
 
     def touch(self, request_id: str, fault_id: str) -> None:
         """Count a request that a fault changed."""
@@ -222,35 +284,16 @@ class Controller:
         if running is not None:
             running.touched.add(request_id)
 
-    def seen(self, meta: RequestMeta) -> None:
-        """Remember a request, for previews of a selector."""
-        self._recent.append(meta)
-
-    def preview(self, selector: dict[str, float | str]) -> dict[str, Any]:
-        """Return how many of the recent requests a selector would have reached.
-
-        `admitted` satisfy tenant, route and header; `expected` is that times the share.
-        """
-        try:
-            chosen = parse_selector(selector)
-        except ValueError as error:
-            raise ChaosError(400, "invalid_selector", str(error)) from None
-        admitted = sum(chosen.admits(meta) for meta in self._recent)
-        return {"recent": len(self._recent), "admitted": admitted, "expected": chosen.share * admitted}
-
     def status(self) -> dict[str, Any]:
-        """Return the switch, the caps, the faults in force, the kinds there are and the recent journal."""
+        """Return the switch, the caps, what is in force and what was, the kinds and the recent journal."""
         return {
-            "enabled": self.settings.chaos,
-            "caps": {
-                "ttl_s": self.settings.chaos_max_ttl_s,
-                "share": self.settings.chaos_max_share,
-                "faults": self.settings.chaos_max_faults,
-                "sigma": self.settings.chaos_max_sigma,
-            },
-            "lever": {"blocked": self.blocked, "reason": "halted by an operator" if self.blocked else None},
+            "enabled": self.admission.settings.chaos,
+            "caps": self.admission.limits(),
+            "lever": {"blocked": self.halted is not None, "reason": self.halted},
+            "stop": self._stops.always.to_wire(),
             "faults": [self._listing(running) for running in self._running.values()],
-            "kinds": describe(),
+            "ended": [_told(ended) for ended in reversed(self._ended)],
+            "kinds": self.admission.caps.kinds,
             "journal": list(self._scribe.journal.recent)[::-1],
         }
 
@@ -258,13 +301,18 @@ class Controller:
         return {
             "id": running.fault_id,
             **running.facts(),
-            "state": "active" if running.confirmed else "starting",
+            "state": "active" if running.stage is Stage.ACTIVE else "starting",
             "started": running.started,
-            "remaining_s": round(max(0.0, running.deadline - time.monotonic()), 3),
+            "remaining_s": running.remaining_s(),
             "touched": len(running.touched),
+            "chain": chain(running, self._running.values()),
         }
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(self._within(work))
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _told(ended: Ended) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(ended))

@@ -42,10 +42,22 @@ class Journal:
             raise JournalError(
                 f"another server holds the chaos journal {path}; give each its own QUAVER_STATE_DIR"
             ) from None
-        entries, torn = _read(path)
-        self._separator = b"\n" if torn else b""
+        entries, self._unreadable, self._torn = _read(path)
+        self._separator = b"\n" if self._torn else b""
         self.recent: deque[Entry] = deque(entries[-keep:], maxlen=keep)
-        self.open_leases, self.halted = _story(entries)
+        self.lost_leases, self.halted = _story(entries)
+
+    def recover(self) -> None:
+        """Close the books of the process before: its leases ended with it, and damage is told of.
+
+        `halted` stays what it was then: the reason, or None.
+        """
+        for fault_id, entry in self.lost_leases.items():
+            self.remember("end", fault_id=fault_id, kind=entry.get("kind"), reason="process lost")
+        if self.lost_leases or self._unreadable:
+            lost, unreadable = list(self.lost_leases), self._unreadable
+            self.remember("recovery", lost=lost, unreadable_lines=unreadable, torn_line=self._torn)
+        self.lost_leases, self._unreadable, self._torn = {}, 0, False
 
     def append(self, event: str, **facts: Any) -> Entry:
         """Write one entry and sync it; raises JournalError when the disk does not take it."""
@@ -86,24 +98,26 @@ class Journal:
             self._separator = b"\n"
 
 
-def _read(path: Path) -> tuple[list[Entry], bool]:
-    """Return the readable entries, and whether the last line is torn."""
+def _read(path: Path) -> tuple[list[Entry], int, bool]:
+    """Return the readable entries, how many lines are none, and whether the last line has no end."""
     raw = path.read_bytes()
-    entries: list[Entry] = []
-    for line in raw.splitlines():
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(entry, dict) and "event" in entry:
-            entries.append(entry)
-    return entries, bool(raw) and not raw.endswith(b"\n")
+    lines = [line for line in raw.splitlines() if line]
+    entries = [entry for entry in map(_entry, lines) if entry is not None]
+    return entries, len(lines) - len(entries), bool(raw) and not raw.endswith(b"\n")
 
 
-def _story(entries: list[Entry]) -> tuple[dict[str, Entry], bool]:
-    """Return the starts without an end, by fault id, and whether new starts are blocked."""
+def _entry(line: bytes) -> Entry | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and "event" in entry else None
+
+
+def _story(entries: list[Entry]) -> tuple[dict[str, Entry], str | None]:
+    """Return the starts without an end, by fault id, and why new starts are blocked, if they are."""
     leases: dict[str, Entry] = {}
-    halted = False
+    halted: str | None = None
     for entry in entries:
         fault_id = str(entry.get("fault_id"))
         match entry["event"]:
@@ -112,7 +126,7 @@ def _story(entries: list[Entry]) -> tuple[dict[str, Entry], bool]:
             case "end":
                 leases.pop(fault_id, None)
             case "halt":
-                halted = True
+                halted = str(entry.get("reason") or f"by {entry.get('by', 'operator')}")
             case "unblock":
-                halted = False
+                halted = None
     return leases, halted

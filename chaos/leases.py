@@ -87,5 +87,7 @@ class Leases(Generic[F]):
 
     def _changed(self) -> None:
         leases = self._leases.values()
-        self._chain = tuple(sorted(leases, key=lambda lease: (lease.fault.order, lease.fault_id)))
+        self._chain = tuple(
+            sorted(leases, key=lambda lease: (lease.fault.order, lease.fault.kind, lease.fault_id))
+        )
         self.active = bool(leases)

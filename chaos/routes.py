@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from chaos.contract import ChaosError, StartFault
 from chaos.controller import Controller
+from chaos.stops import StopWhen
 from engine.api.body import body_of, decode
 from engine.api.errors import ApiError
 
@@ -20,10 +21,21 @@ Handler = Callable[[Request], Awaitable[Response]]
 _MAX_BODY = 64 * 1024
 
 
-class Preview(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a preview."""
+class Preview(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of a preview: a selector alone, or all that a start would be given."""
 
+    kind: str | None = None
+    ttl_s: float = 1.0
+    params: dict[str, float | int | str | bool] = {}
     selector: dict[str, float | str] = {}
+    seed: int = 0
+    stop: StopWhen = StopWhen()
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a note."""
+
+    text: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
 
 def routes(controller: Controller) -> list[Route]:
@@ -38,7 +50,9 @@ def routes(controller: Controller) -> list[Route]:
 
     async def preview(request: Request) -> Response:
         asked = await _body(request, Preview)
-        return JSONResponse(controller.preview(asked.selector))
+        if asked.kind is None:
+            return JSONResponse(controller.admission.preview(asked.selector))
+        return JSONResponse(controller.preview(StartFault(**msgspec.structs.asdict(asked)), _who(request)))
 
     async def end(request: Request) -> Response:
         return JSONResponse(await controller.end(request.path_params["fault_id"], by=_who(request)))
@@ -49,6 +63,13 @@ def routes(controller: Controller) -> list[Route]:
     async def unblock(request: Request) -> Response:
         return JSONResponse(await controller.unblock(_who(request)))
 
+    async def note(request: Request) -> Response:
+        asked = await _body(request, Note)
+        return JSONResponse(await controller.note(asked.text, _who(request)), status_code=201)
+
+    async def canary(request: Request) -> Response:
+        return JSONResponse(msgspec.to_builtins(await controller.ask_canary()))
+
     return [
         Route("/quaver/chaos", _shaped(status), methods=["GET"]),
         Route("/quaver/chaos/faults", _shaped(start), methods=["POST"]),
@@ -56,6 +77,8 @@ def routes(controller: Controller) -> list[Route]:
         Route("/quaver/chaos/faults/{fault_id}", _shaped(end), methods=["DELETE"]),
         Route("/quaver/chaos/halt", _shaped(halt), methods=["POST"]),
         Route("/quaver/chaos/unblock", _shaped(unblock), methods=["POST"]),
+        Route("/quaver/chaos/notes", _shaped(note), methods=["POST"]),
+        Route("/quaver/chaos/canary", _shaped(canary), methods=["POST"]),
     ]
 
 

@@ -3,64 +3,115 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
 from starlette.routing import Route
 
+from alerting.alerts import Alert
+from chaos.admission import Admission
+from chaos.canary import Ask, Canary
 from chaos.contract import ModelPort
 from chaos.controller import Controller
 from chaos.faults.base import Pieces
 from chaos.faults.text import pieces
 from chaos.journal import Journal
+from chaos.prometheus import Prometheus
 from chaos.prompt_hook import PromptHook
+from chaos.reverts import Reverts
 from chaos.routes import routes
 from chaos.scribe import Scribe
 from chaos.settings import ChaosSettings
+from chaos.stops import Stops, StopWhen
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
+from telemetry.business import outcome_of
 
 _TICK_S = 0.2
+_LOOK_UP_S = 2.0
 
 
 class Chaos:
-    """Implements `engine.hooks.Observer`: counts the requests that faults touched.
+    """Implements `engine.hooks.Observer`: counts requests that faults touched, and readers that leave.
 
-    `cut` is `chaos.tokens.token_pieces(tokenizer)`; without it tokens are estimated. Raises
-    JournalError when the journal cannot be opened.
+    `cut` is `chaos.tokens.token_pieces(tokenizer)`; without it tokens are estimated. `ask` is how the
+    canary reaches this server, whose answers agree bit for bit if it is `exact`; without it no
+    revert is verified. `alert_names` returns the alerts that stop conditions may name. Raises
+    JournalError when the journal cannot be opened, ValueError when a stop condition of the settings
+    cannot be watched.
     """
 
     def __init__(
-        self, settings: ChaosSettings, model: ModelPort, journal_path: Path, cut: Pieces = pieces
+        self,
+        settings: ChaosSettings,
+        model: ModelPort,
+        journal_path: Path,
+        cut: Pieces = pieces,
+        *,
+        ask: Ask | None = None,
+        exact: bool = False,
+        alert_names: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        always = StopWhen(
+            alert=settings.chaos_stop_alert,
+            promql=settings.chaos_stop_promql,
+            interruptions=settings.chaos_stop_interruptions,
+        )
+        prometheus = Prometheus(settings.prometheus_url) if settings.prometheus_url else None
+        self._stops = Stops(always, prometheus, alert_names)
+        flaw = self._stops.flaw(always)
+        if flaw is not None:
+            raise ValueError(f"QUAVER_CHAOS_STOP_…: {flaw}")
+        canary = Canary(ask, exact=exact) if ask is not None and settings.chaos_verify else None
+        self._admission = Admission(settings, self._stops)
         self.prompt_hook = PromptHook(cut)
-        self.controller = Controller(settings, self.prompt_hook, model, Scribe(Journal(journal_path)))
-        self._ticker: asyncio.Task[None] | None = None
+        self.controller = Controller(
+            admission=self._admission,
+            fronts={"prompt": self.prompt_hook},
+            model=model,
+            scribe=Scribe(Journal(journal_path)),
+            stops=self._stops,
+            reverts=Reverts(canary),
+        )
+        self.prompt_hook.applied = self.controller.touch
+        self._watchers: list[asyncio.Task[None]] = []
 
     def routes(self) -> list[Route]:
         """Return the routes under /quaver/chaos."""
         return routes(self.controller)
 
     async def start(self) -> None:
-        """Begin to watch the leases."""
-        self._ticker = asyncio.create_task(self._watch())
+        """Begin to watch leases and stop conditions."""
+        self._watchers = [
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(self._look_up()),
+        ]
 
     async def stop(self) -> None:
         """End every fault, write the journal's last lines and release it."""
-        if self._ticker is not None:
-            self._ticker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticker
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         await self.controller.close()
 
-    async def _watch(self) -> None:
+    async def _tick(self) -> None:
         while True:
             self.controller.tick()
             await asyncio.sleep(_TICK_S)
 
+    async def _look_up(self) -> None:
+        while True:
+            await self.controller.look_up()
+            await asyncio.sleep(_LOOK_UP_S)
+
+    def on_alert(self, alert: Alert) -> None:
+        """Hear that an alert began or ended."""
+        self._stops.on_alert(alert)
+        self.controller.check()
+
     def on_started(self, event: RequestStarted) -> None:
-        self.controller.seen(event.meta)
+        self._admission.seen(event.meta)
 
     def on_step(self, output: StepOutput) -> None:
         for request_id, fault_ids in output.touched.items():
@@ -71,7 +122,8 @@ class Chaos:
         """Nothing to learn from text."""
 
     def on_ended(self, event: RequestEnded) -> None:
-        """Nothing to learn from an end."""
+        if not event.meta.canary:
+            self._stops.ended(outcome_of(event.reason, event.disconnected) == "interrupted")
 
     def on_rejected(self, meta: RequestMeta, status: int, code: str) -> None:
         """A rejected request reached no fault."""

@@ -30,6 +30,7 @@ from engine.models import loader, store
 from engine.models.config import ModelError
 from engine.process.client import EngineClient
 from engine.process.spawn import Spawned
+from quaver.ask import ask_as_canary
 from quaver.canaries import Sender, prompts
 from quaver.settings import Settings
 from telemetry.hub import Telemetry
@@ -74,7 +75,11 @@ class Service:
             self.client,
             settings.state_dir / "chaos" / "journal.jsonl",
             token_pieces(tokenizer),
+            ask=lambda body: ask_as_canary(self.api, body),
+            exact=settings.deterministic,
+            alert_names=lambda: [rule.name for rule in self.alerting.evaluator.alert_rules()],
         )
+        self.alerting.listeners.append(self.chaos.on_alert)
         self.telemetry.add_sink(self.alerting.sink)
         self.telemetry.add_sink(self.alerting.canaries.reader)
         self.client.signals_s = self.telemetry.spent_s
@@ -144,7 +149,7 @@ class Service:
                 "breaker": {"mode": self.settings.breaker, "routes": self.alerting.gate.report()},
                 "chaos": {
                     "enabled": self.settings.chaos,
-                    "faults": len(self.chaos.controller.status()["faults"]),
+                    "faults": self.chaos.controller.in_force,
                 },
                 "versions": _versions(),
             }

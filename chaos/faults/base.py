@@ -21,9 +21,12 @@ Pieces = Callable[[str], list[str]]
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The parameters of one fault; the class declares the rest.
 
-    `order` is the place in the chain when several kinds act on one request: lower first. `moves`
-    names the signals and business figures that should react, `control` the parameters that turn
-    the fault into its matched harmless control.
+    `order` is the place in the chain when several kinds act on one request: lower first, and by the
+    kind's name where two are equal. `moves` names the signals and business figures that should react,
+    `control` the parameters that turn the fault into its matched harmless control. `caps` are the
+    largest values that a server allows unless its settings say otherwise; the bounds in a
+    parameter's own `Meta` hold whatever the settings are. A fault of scope `process` acts on the whole model
+    process: it takes no selector.
     """
 
     kind: ClassVar[str]
@@ -33,6 +36,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     order: ClassVar[int]
     moves: ClassVar[tuple[str, ...]]
     control: ClassVar[dict[str, bool | float]]
+    caps: ClassVar[dict[str, float]] = {}
 
 
 class PromptFault(Fault, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ class Noise(Fault, frozen=True, kw_only=True):
     order: ClassVar[int] = 40
     moves: ClassVar[tuple[str, ...]] = ("surprisal", "confidence", "entropy_post", "interruption_rate")
     control: ClassVar[dict[str, bool | float]] = {"sigma": 0.0}
+    caps: ClassVar[dict[str, float]] = {"sigma": 10.0}
 
     sigma: Annotated[float, Meta(ge=0, le=100, description="standard deviation, in logits (nats)")] = 2.0
     from_token: Annotated[int, Meta(ge=0, le=MAX_COUNT, description="first emitted token that is noised")] = 0

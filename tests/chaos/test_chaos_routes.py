@@ -62,7 +62,7 @@ async def test_the_life_of_a_fault(http):
         "kv_swap",
         "noise",
     ]
-    assert status["kinds"][-1]["params"]["properties"]["sigma"]["maximum"] == 100
+    assert status["kinds"][-1]["params"]["properties"]["sigma"]["maximum"] == 10
     assert status["journal"][0]["event"] == "start"
     preview = await http.post("/quaver/chaos/preview", json={"selector": {"tenant": "x"}})
     assert preview.json() == {"recent": 0, "admitted": 0, "expected": 0}

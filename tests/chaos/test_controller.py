@@ -10,47 +10,12 @@ import textwrap
 
 import pytest
 
-from chaos.contract import ChaosError, StartFault
+from chaos.contract import ChaosError
 from chaos.journal import Journal, JournalError
-from chaos.model_hook import factory
 from chaos.service import Chaos
 from chaos.settings import ChaosSettings
 from engine.messages import EngineStats, RequestMeta, StepOutput
-
-TRUNCATION = {"kind": "truncation", "ttl_s": 30.0, "params": {"ratio": 0.5}}
-AUTHORITY = {"kind": "authority", "ttl_s": 30.0}
-NOISE = {"kind": "noise", "ttl_s": 30.0, "params": {"sigma": 2.0}}
-
-
-class Process:
-    """A model process with the real hook, in this one. `hung`: takes messages and never answers."""
-
-    def __init__(self):
-        self.hook = factory()
-        self.fault_listeners = []
-        self.hung = False
-
-    async def attach_fault(self, fault):
-        if self.hung:
-            await asyncio.sleep(3600)
-        self.hook.attach(fault)
-        self._tell()
-        return fault.fault_id in self.hook.fault_ids()
-
-    async def detach_fault(self, fault_id=None):
-        if self.hung:
-            await asyncio.sleep(3600)
-        self.hook.detach(fault_id)
-        self._tell()
-        return True
-
-    def die(self):
-        self.hook.detach(None)
-        self._tell()
-
-    def _tell(self):
-        for listener in self.fault_listeners:
-            listener(self.hook.fault_ids())
+from tests.chaos.lab import AUTHORITY, NOISE, TRUNCATION, Process, refused, start, story
 
 
 @pytest.fixture
@@ -66,21 +31,6 @@ async def chaos(path, monkeypatch):
     await service.start()
     yield service
     await service.stop()
-
-
-def story(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-async def start(chaos, base, **changes):
-    return await chaos.controller.start(StartFault(**{**base, **changes}))
-
-
-async def refused(chaos, base, code, **changes):
-    with pytest.raises(ChaosError) as caught:
-        await start(chaos, base, **changes)
-    assert caught.value.code == code
-    return str(caught.value)
 
 
 async def test_start_list_touch_end(chaos, path):
@@ -144,7 +94,9 @@ async def test_the_switch_the_caps_and_the_numbers(path):
     off = await service()
     assert "QUAVER_CHAOS" in await refused(off, NOISE, "chaos_disabled")
     await off.stop()
-    capped = await service(chaos=True, chaos_max_ttl_s=60.0, chaos_max_share=0.5, chaos_max_sigma=3.0)
+    capped = await service(
+        chaos=True, chaos_max_ttl_s=60.0, chaos_max_share=0.5, chaos_caps={"noise.sigma": 3.0}
+    )
     share = {"share": 0.4}
     await refused(capped, NOISE, "over_cap", ttl_s=61.0, selector=share)
     await refused(capped, NOISE, "over_cap", ttl_s=0.0, selector=share)
@@ -223,7 +175,7 @@ async def test_a_hung_model_process_blocks_neither_halt_nor_end(chaos, path):
     await start(chaos, NOISE, selector={"tenant": "b"})
     chaos.model.hung = True
     ended = await asyncio.wait_for(chaos.controller.end(noise["fault_id"]), 2)
-    assert ended == {"fault_id": noise["fault_id"], "ended": True, "confirmed": False}
+    assert ended == {"fault_id": noise["fault_id"], "ended": True, "confirmed": False, "touched": 0}
     halted = await asyncio.wait_for(chaos.controller.halt(), 2)
     assert not halted["confirmed"]
     assert [entry["event"] for entry in story(path)] == ["start", "start", "end", "halt", "end"]
@@ -265,6 +217,7 @@ async def test_a_full_disk_refuses_starts_and_lets_everything_end(chaos):
     assert not chaos.prompt_hook.active
     assert not chaos.model.hook.active
     told = chaos.controller.status()["journal"]
+    told = [entry for entry in told if entry["event"] != "revert"]
     assert [entry["event"] for entry in told][:2] == ["end", "halt"]
     assert all("unwritten" in entry for entry in told[:2])
     chaos.controller._scribe.journal._file = real
@@ -273,14 +226,14 @@ async def test_a_full_disk_refuses_starts_and_lets_everything_end(chaos):
 
 async def test_preview_counts_recent_requests(chaos):
     for number in range(10):
-        chaos.controller.seen(RequestMeta(request_id=str(number), tenant="gold" if number < 4 else "default"))
-    assert chaos.controller.preview({"tenant": "gold", "share": 0.5}) == {
+        chaos._admission.seen(RequestMeta(request_id=str(number), tenant="gold" if number < 4 else "default"))
+    assert chaos.controller.admission.preview({"tenant": "gold", "share": 0.5}) == {
         "recent": 10,
         "admitted": 4,
         "expected": 2.0,
     }
     with pytest.raises(ChaosError):
-        chaos.controller.preview({"share": 2.0})
+        chaos.controller.admission.preview({"share": 2.0})
 
 
 VICTIM = """
@@ -327,8 +280,11 @@ def test_kill_9_leaves_a_journal_that_tells_and_no_fault(path):
     asyncio.run(restart())
     lines = path.read_text().splitlines()
     entries = [json.loads(line) for line in lines if line != '{"event": "sta' and line[0] != "["]
-    assert [entry["event"] for entry in entries] == ["start", "end", "start", "end"]
+    entries = [entry for entry in entries if entry["event"] != "revert"]
+    assert [entry["event"] for entry in entries] == ["start", "end", "recovery", "start", "end"]
     assert (entries[1]["fault_id"], entries[1]["reason"]) == (fault_id, "process lost")
+    told = {name: entries[2][name] for name in ("lost", "unreadable_lines", "torn_line")}
+    assert told == {"lost": [fault_id], "unreadable_lines": 2, "torn_line": True}
 
 
 async def test_a_journal_that_cannot_be_opened_says_what_to_do(tmp_path):
