@@ -77,7 +77,7 @@ class Service:
             token_pieces(tokenizer),
             ask=lambda body: ask_as_canary(self.api, body),
             exact=settings.deterministic,
-            alert_names=lambda: [rule.name for rule in self.alerting.evaluator.alert_rules()],
+            alert_names=lambda: [rule["name"] for rule in self.alerting.rules.alerts.model_dump().values()],
         )
         self.alerting.listeners.append(self.chaos.on_alert)
         self.telemetry.add_sink(self.alerting.sink)
