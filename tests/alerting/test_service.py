@@ -147,7 +147,7 @@ async def test_a_failing_pass_leaves_the_heartbeat_stale_and_the_loop_alive(
 def test_detection_imports_no_chaos() -> None:
     import alerting
 
-    for path in Path(alerting.__file__).parent.glob("*.py"):
+    for path in Path(alerting.__file__).parent.rglob("*.py"):
         text = path.read_text()
         assert "import chaos" not in text
         assert "from chaos" not in text

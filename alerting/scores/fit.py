@@ -1,0 +1,64 @@
+"""Fits what the scores need to know of health. Sees healthy responses, and nothing of any fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from alerting.scores.contrast import fit_logistic
+from alerting.scores.frozen import Frozen, Heads, pack, usual_of
+from alerting.scores.heads import HeadModel, HeadSums, fit_heads
+from alerting.scores.rauq import fit_rauq
+from alerting.scores.response import FLOORS, response_scores
+from alerting.scores.rows import SURPRISAL, Floats, Response, token_array, usable
+
+
+class FitError(ValueError):
+    """There is too little to fit on; the message says what is missing."""
+
+
+def fit(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]] = ()) -> Frozen:
+    """Fit on healthy responses in order of arrival, at least two of them with tokens.
+
+    Every second one sets the moments of the heads, the others how the scores vary under health: on the
+    first they would look better than they are. `contrast` are further answers, each with whether it was
+    given *without* what it needs (a passage whose answering sentence was taken out): of calibration prompts
+    only. Raises FitError.
+    """
+    used = [r for r in healthy if len(token_array(r.tokens)[0])]
+    if len(used) < 2:
+        raise FitError(f"{len(used)} healthy responses with signals are too few to score by: collect more")
+    first, second = used[::2], used[1::2]
+    surprisals = np.concatenate([token_array(r.tokens)[0][:, SURPRISAL] for r in used])
+    frozen = Frozen(
+        responses=len(used),
+        tokens=len(surprisals),
+        surprisal=float(surprisals.mean()),
+        usual={},
+        heads=_heads(first, contrast),
+    )
+    scores = [response_scores(r.tokens, r.layers, r.sentence, frozen) for r in second]
+    return msgspec.structs.replace(frozen, usual=usual_of(scores, FLOORS))
+
+
+def _heads(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]]) -> Heads | None:
+    rows = [usable(r.layers) for r in healthy]
+    model = fit_heads(rows)
+    if model is None:
+        return None
+    weights = None
+    if contrast:
+        known = [(z, bad) for r, bad in contrast if (z := standardised(model, r)) is not None]
+        known += [(z, False) for r in healthy if (z := standardised(model, r)) is not None]
+        weights = fit_logistic(np.stack([z for z, _ in known]), [bad for _, bad in known])
+    return pack(model, fit_rauq(rows, model.shape), weights)
+
+
+def standardised(model: HeadModel, response: Response) -> Floats | None:
+    """Return a response's standardised heads [HEAD_SIGNALS, layers, heads], None without detail."""
+    sums = HeadSums(model)
+    for row in usable(response.layers):
+        sums.add(row)
+    return sums.standardised()
