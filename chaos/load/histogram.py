@@ -1,4 +1,7 @@
-"""Histograms of durations: bounded memory, about one per cent of error, no percentile above the maximum."""
+"""Histograms of durations: they add up, take bounded memory, and err by at most one per cent.
+
+No percentile lies outside what was recorded.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ class Histogram:
         self.buckets: Counter[int] = Counter()
         self.count = 0
         self.total = 0.0
+        self.minimum = math.inf
         self.maximum = 0.0
 
     def record(self, seconds: float, times: int = 1) -> None:
@@ -24,6 +28,7 @@ class Histogram:
         self.buckets[round(math.log(max(seconds, _FLOOR_S)) / _GROWTH)] += times
         self.count += times
         self.total += seconds * times
+        self.minimum = min(self.minimum, seconds)
         self.maximum = max(self.maximum, seconds)
 
     def merge(self, other: Histogram) -> None:
@@ -31,6 +36,7 @@ class Histogram:
         self.buckets.update(other.buckets)
         self.count += other.count
         self.total += other.total
+        self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
 
     def quantile(self, share: float) -> float | None:
@@ -42,8 +48,12 @@ class Histogram:
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= wanted:
-                return min(math.exp(bucket * _GROWTH), self.maximum)
+                return min(max(_seconds(bucket), self.minimum), self.maximum)
         return self.maximum
+
+    def shares(self) -> list[tuple[float, int]]:
+        """Return the counts by duration, in order."""
+        return [(_seconds(bucket), self.buckets[bucket]) for bucket in sorted(self.buckets)]
 
     def summary(self) -> dict[str, float | int | None]:
         """Return count, mean, p50, p90, p95, p99 and max; seconds, None when empty."""
@@ -56,3 +66,7 @@ class Histogram:
             "p99": self.quantile(0.99),
             "max": self.maximum if self.count else None,
         }
+
+
+def _seconds(bucket: int) -> float:
+    return math.exp(bucket * _GROWTH)

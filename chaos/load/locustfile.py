@@ -1,12 +1,14 @@
 """Locust users who stream answers, read along and hang up when their patience ends.
 
 Locust's own table keeps one row per request (to the headers). First-token, inter-token and
-end-to-end times live in our histograms, saved every two seconds and on every way out. When the run
+end-to-end times live in our report, saved every second and on every way out. When the run
 is over nobody asks any more, and answers still running are read on for Locust's stop timeout.
 
-Environment: `QUAVER_KEY` (client key), `QUAVER_LOAD_OUT` (folder), `QUAVER_LOAD_RATE` (requests a
-second over all users; 0: each user asks again at once), `QUAVER_LOAD_TOKENS`, `QUAVER_LOAD_PATIENCE_S`,
-`QUAVER_LOAD_SEED`, `QUAVER_LOAD_PREFIX` (name of the files).
+With a rate or a trace there is one user, `Arrivals`, that starts a reader whenever one is due (open loop);
+without, each `Reader` asks again as soon as it has read (closed loop).
+
+Environment: `QUAVER_KEY` (client key), and every field of `chaos.load.plan.Plan` as `QUAVER_LOAD_…`:
+`QUAVER_LOAD_RATE`, `QUAVER_LOAD_TRACE`, `QUAVER_LOAD_SLO`, `QUAVER_LOAD_OUT` (folder) and so on.
 """
 
 from __future__ import annotations
@@ -16,50 +18,51 @@ import itertools
 import os
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import gevent
 from gevent.event import Event
+from gevent.pool import Pool
 from locust import HttpUser, constant, events, task
 from locust.exception import StopUser
 from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import RequestException
 
-from chaos.load.questions import supply
-from chaos.load.reading import Patience, Reading, Screen
-from chaos.load.report import Report
+from chaos.load.plan import Plan
+from chaos.load.readers import Question
+from chaos.load.reading import Reading, Screen, now
+from chaos.load.recorder import SAVE_EVERY_S, Recorder
 
-OUT = Path(os.environ.get("QUAVER_LOAD_OUT", "load"))
-RATE = float(os.environ.get("QUAVER_LOAD_RATE", "0"))
-TOKENS = int(os.environ.get("QUAVER_LOAD_TOKENS", "48"))
-SEED = int(os.environ.get("QUAVER_LOAD_SEED", "0"))
 KEY = os.environ.get("QUAVER_KEY", "")
-PATIENCE = Patience(median_s=float(os.environ.get("QUAVER_LOAD_PATIENCE_S", "20")))
-SAVE_EVERY_S = 2.0
 
-report = Report()
-questions = supply("demo", max_tokens=TOKENS, seed=SEED)
-user_numbers = itertools.count()
+plan = Plan.from_env()
+plan.check()
 over = Event()
+numbers = itertools.count()
 
 
-def save(**_: Any) -> None:
-    """Write what was seen so far."""
-    report.save(OUT)
+class Session:
+    """What lasts from one start of the test to its end; Locust's web page may start it again."""
+
+    def __init__(self, url: str) -> None:
+        self.recorder = Recorder(plan, url, now())
+        self.questions = itertools.islice(plan.questions(), plan.count)
+
+    def save_often(self) -> None:
+        """Keep the files fresh, so that even a kill leaves a report."""
+        while self.recorder.state == "running":
+            self.recorder.save()
+            gevent.sleep(SAVE_EVERY_S)
 
 
-def save_often() -> None:
-    """Keep the files fresh, so that even a kill leaves a report."""
-    while True:
-        gevent.sleep(SAVE_EVERY_S)
-        save()
+sessions: list[Session] = []  # the last one is the one that goes on
 
 
-def start_saving(**_: Any) -> None:
-    """Begin to save as soon as the test runs."""
+def start(environment: Any, **_: Any) -> None:
+    """Begin a new report as soon as the test runs."""
     over.clear()
-    gevent.spawn(save_often)
+    sessions.append(Session(environment.host or ""))
+    gevent.spawn(sessions[-1].save_often)
 
 
 def stop_asking(**_: Any) -> None:
@@ -67,40 +70,33 @@ def stop_asking(**_: Any) -> None:
     over.set()
 
 
-events.test_start.add_listener(start_saving)  # type: ignore[no-untyped-call]
+def finish(**_: Any) -> None:
+    """Write the last report."""
+    if sessions:
+        sessions[-1].recorder.close("finished")
+
+
+events.test_start.add_listener(start)  # type: ignore[no-untyped-call]
 events.test_stopping.add_listener(stop_asking)  # type: ignore[no-untyped-call]
-events.test_stop.add_listener(save)  # type: ignore[no-untyped-call]
-events.quitting.add_listener(save)  # type: ignore[no-untyped-call]
-atexit.register(save)
+events.test_stop.add_listener(finish)  # type: ignore[no-untyped-call]
+events.quitting.add_listener(finish)  # type: ignore[no-untyped-call]
+atexit.register(finish)
 
 
-class Reader(HttpUser):
-    """One reader after another in one chair: asks, reads, leaves, comes back when due."""
+class Asking(HttpUser):
+    """What both kinds of users share: one question, read as it comes."""
 
+    abstract = True
     wait_time = constant(0)
 
     def on_start(self) -> None:
-        """Draw this chair's own arrivals: Poisson, fixed before any answer."""
-        self.rng = random.Random(f"{SEED}/{next(user_numbers)}")
-        self.due = time.time()
+        """Draw this user's own patience."""
+        self.rng = random.Random(f"{plan.seed}/{next(numbers)}")
 
-    def next_due(self) -> float:
-        """Return when the next question is due. A late chair keeps the intended time."""
-        if RATE <= 0:
-            return time.time()
-        chairs = self.environment.runner.target_user_count or 1
-        self.due += self.rng.expovariate(RATE / chairs)
-        return self.due
-
-    @task
-    def ask(self) -> None:
-        """Wait until the question is due, ask it, and read the answer as it comes."""
-        due = self.next_due()
-        if over.wait(max(0.0, due - time.time())):
-            raise StopUser
-        question = next(questions)
-        reading = Reading(intended=due, started=time.time())
-        screen = Screen(reading, question.text, PATIENCE, self.rng)
+    def read(self, question: Question, due: float) -> Reading:
+        """Ask a question that was due at a unix time, and read the answer as it comes."""
+        reading = Reading(intended=due, started=now())
+        screen = Screen(reading, question.text, plan.patience, self.rng)
         clock = time.perf_counter()
         try:
             self.stream(question.body("default"), question.request_headers(), screen, clock)
@@ -109,9 +105,8 @@ class Reader(HttpUser):
             raise
         finally:
             reading.duration_s = time.perf_counter() - clock
-            report.add(reading)
-        if reading.retry_after_s:
-            over.wait(min(reading.retry_after_s, 5.0))
+            sessions[-1].recorder.add(reading)
+        return reading
 
     def stream(self, body: dict[str, Any], headers: dict[str, str], screen: Screen, clock: float) -> None:
         """Read one event stream until it ends or the reader leaves; leaving closes the socket."""
@@ -151,6 +146,45 @@ class Reader(HttpUser):
             reading.error = str(error) if isinstance(error, ValueError) else type(error).__name__
         finally:
             leave.close()
+
+
+class Reader(Asking):
+    """One reader after another in one chair: asks, reads, leaves, and the next sits down."""
+
+    abstract = plan.loop == "open"
+
+    @task
+    def ask(self) -> None:
+        """Ask the next question and read the answer; a refused reader waits before the next."""
+        question = next(sessions[-1].questions, None)
+        if over.is_set() or question is None:
+            raise StopUser
+        reading = self.read(question, now())
+        if reading.retry_after_s:
+            over.wait(min(reading.retry_after_s, 5.0))
+
+
+class Arrivals(Asking):
+    """The door through which readers come when they are due, whatever the server does."""
+
+    abstract = plan.loop == "closed"
+    fixed_count = 1
+
+    @task
+    def open_the_door(self) -> None:
+        """Start a reader for each arrival; at the end wait for those who still read."""
+        readers = Pool(plan.at_once)
+        began = now()
+        try:
+            for question, at_s in plan.due():
+                if over.wait(max(0.0, began + at_s - now())):
+                    break
+                readers.spawn(self.read, question, began + at_s)
+            readers.join()
+        finally:
+            readers.kill()
+        over.wait()
+        raise StopUser
 
 
 def _why_not(response: Any) -> str:

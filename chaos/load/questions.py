@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import cycle
+from dataclasses import replace
+from itertools import cycle, islice
 
 from chaos.load.readers import Question
 from chaos.load.reading import Reading
 from chaos.probes import judge
 from chaos.prompts import Split, stream
+
+TOKENS_PER_WORD = 1.45  # of our prompts, by SmolLM2's tokenizer
 
 
 def supply(
@@ -23,6 +26,20 @@ def supply(
             max_tokens=max_tokens,
             temperature=temperature,
         )
+
+
+def sized(question: Question, prompt_tokens: int | None, output_tokens: int | None) -> Question:
+    """Return a question of about the lengths that a trace asks for; those it does not know stay as they are.
+
+    The prompt repeats the question's own words up to the length, the answer goes on to its length even
+    where the model would have stopped.
+    """
+    if prompt_tokens is not None:
+        words = islice(cycle(question.text.split()), max(1, round(prompt_tokens / TOKENS_PER_WORD)))
+        question = replace(question, messages=({"role": "user", "content": " ".join(words)},))
+    if output_tokens is not None:
+        question = replace(question, max_tokens=output_tokens, ignore_eos=True)
+    return question
 
 
 def right(question: Question, reading: Reading) -> bool:

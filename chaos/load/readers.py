@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from chaos.load.reading import Patience, Reading, Screen
+from chaos.load.reading import Patience, Reading, Screen, now
 
 Message = dict[str, str]
 
@@ -28,6 +28,7 @@ class Question:
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int | None = None
+    ignore_eos: bool = False  # go on to `max_tokens`, as a recorded length asks for
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -45,6 +46,8 @@ class Question:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.ignore_eos:
+            body["ignore_eos"] = True
         return body if self.seed is None else body | {"seed": self.seed}
 
     def request_headers(self) -> dict[str, str]:
@@ -69,6 +72,8 @@ class Readers:
         self.open: list[float] = []  # unix times at which the requests now running were sent
         self._rng = random.Random(seed)
         self._model = model
+        self._over = False
+        self._leaving: set[asyncio.Timeout] = set()
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"authorization": f"Bearer {key}"},
@@ -83,14 +88,24 @@ class Readers:
     async def __aexit__(self, *exc: object) -> None:
         await self._http.aclose()
 
+    def hang_up(self) -> None:
+        """Close every socket at once: the run is over. What was running has the outcome `ended`."""
+        self._over = True
+        for leave in self._leaving:
+            if not leave.expired():
+                leave.reschedule(asyncio.get_running_loop().time())
+
     async def read(self, question: Question, intended: float | None = None) -> Reading:
         """Ask, read along, and leave when patience ends. Never raises for what the server does.
 
         `intended` is the unix time at which the request was due; default: now.
         """
-        started = time.time()
+        started = now()
         clock = time.perf_counter()
         reading = Reading(intended=started if intended is None else intended, started=started)
+        if self._over:
+            reading.outcome = "ended"
+            return reading
         screen = Screen(reading, question.text, self.patience, self._rng)
         self.open.append(started)
         try:
@@ -111,8 +126,10 @@ class Readers:
             headers=question.request_headers(),
         )
         response: httpx.Response | None = None
+        leave = asyncio.timeout(screen.stays_s)
         try:
-            async with asyncio.timeout(screen.stays_s) as leave:
+            async with leave:
+                self._leaving.add(leave)
                 response = await self._http.send(request, stream=True)
                 if response.status_code != 200:
                     await response.aread()
@@ -126,7 +143,7 @@ class Readers:
                     screen.line(line, now_s)
                     if screen.done:
                         break
-                    if screen.verdict:
+                    if screen.verdict and not leave.expired():
                         leave.reschedule(loop.time() + screen.stays_s - now_s)
         except TimeoutError:
             pass  # the reader leaves
@@ -134,9 +151,10 @@ class Readers:
             if not screen.done:
                 raise ValueError("the stream ended before [DONE]")
         finally:
+            self._leaving.discard(leave)
             if response is not None:
                 await response.aclose()
-        screen.finish(time.perf_counter() - clock)
+        screen.finish(time.perf_counter() - clock, over=self._over)
 
 
 def _refused(reading: Reading, response: httpx.Response) -> None:
@@ -152,43 +170,38 @@ def _refused(reading: Reading, response: httpx.Response) -> None:
         reading.retry_after_s = 1.0
 
 
-def arrivals(rate: float, rng: random.Random, start: float) -> Iterable[float]:
-    """Yield unix times of a Poisson process of `rate` a second, for ever, fixed before any answer."""
-    due = start
-    while True:
-        due += rng.expovariate(rate)
-        yield due
-
-
 async def open_loop(
     readers: Readers,
-    questions: Iterable[Question],
-    rate: float,
+    due: Iterable[tuple[Question, float]],
     until: Callable[[], bool],
     *,
-    seed: int = 0,
+    at_once: int = 512,
 ) -> AsyncGenerator[tuple[Question, Reading], None]:
-    """Send questions at Poisson times whatever the server does; yield readings as they end.
+    """Send each question when it is due (unix time, in order), whatever the server does; yield readings.
 
-    `until` is asked before each arrival; once it is true nothing more is sent, and the readings
-    still running are yielded as they finish.
+    `until` is asked before each arrival; once it is true nothing more is sent, and the readings still
+    running are yielded as they finish. No more than `at_once` run at a time: what is due beyond them is
+    sent late, and its times count from when it was due.
     """
     done: asyncio.Queue[tuple[Question, Reading]] = asyncio.Queue()
     running: set[asyncio.Task[None]] = set()
 
-    async def one(question: Question, due: float) -> None:
-        done.put_nowait((question, await readers.read(question, due)))
+    async def one(question: Question, moment: float) -> None:
+        done.put_nowait((question, await readers.read(question, moment)))
 
     try:
-        for question, due in zip(questions, arrivals(rate, random.Random(seed), time.time()), strict=False):
-            while (wait := due - time.time()) > 0 and not until():
-                if (ended := await _next(done, min(wait, _LOOK_S))) is not None:
+        for question, moment in due:
+            while not until() and ((wait := moment - now()) > 0 or len(running) >= at_once):
+                if (ended := await _next(done, min(wait, _LOOK_S) if wait > 0 else _LOOK_S)) is not None:
                     yield ended
             if until():
                 break
-            task = asyncio.create_task(one(question, due))
+            task = asyncio.create_task(one(question, moment))
             running.add(task)
             task.add_done_callback(running.discard)
+            await asyncio.sleep(0)  # send it before the next that is due already
+            while not done.empty():
+                yield done.get_nowait()
         while running or not done.empty():
             if (ended := await _next(done, _LOOK_S)) is not None:
                 yield ended
@@ -226,12 +239,18 @@ async def closed_loop(
                 await asyncio.sleep(min(reading.retry_after_s or 1.0, 5.0))
 
     running = {asyncio.create_task(one()) for _ in range(streams)}
+
+    def busy() -> bool:
+        """Tell whether a reader reads, or may ask again: who only waits out a refusal at the end does not."""
+        return any(not task.done() for task in running) and not (until() and not readers.open)
+
     try:
-        while not done.empty() or any(not task.done() for task in running):
+        while not done.empty() or busy():
             if (ended := await _next(done, _LOOK_S)) is not None:
                 yield ended
         for task in running:
-            task.result()
+            if task.done():
+                task.result()
     finally:
         for task in running:
             task.cancel()

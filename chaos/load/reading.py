@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,15 +15,26 @@ from chaos.load.judge import Judge, Verdict
 Outcome = Literal["read", "left", "shed", "failed", "ended"]  # ended: with the run, neither done nor left
 Left = Literal["impatient", "repeats", "unreadable"]
 
+_EPOCH = time.time() - time.perf_counter()
+
+
+def now() -> float:
+    """Return unix time that never jumps: the wall clock of the start plus what has passed since."""
+    return _EPOCH + time.perf_counter()
+
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds a reader stays, lognormal; a bad text shortens what is left to a reaction time."""
+    """Seconds a reader stays, lognormal; a bad text shortens what is left to a reaction time.
+
+    Who does not read (`reads`) leaves by the time alone.
+    """
 
     median_s: float = 20.0
     sigma: float = 0.6
     reaction_s: float = 0.3
     reaction_sigma: float = 0.5
+    reads: bool = True
 
     def draw(self, rng: random.Random) -> float:
         """Return the seconds one reader waits for an answer that reads well."""
@@ -48,6 +60,7 @@ class Reading:
     first_token_s: float | None = None
     text: str = ""
     tokens: int = 0
+    prompt_tokens: int = 0
     gaps: list[float] = field(default_factory=list)  # between chunks that carried text
     finish_reason: str | None = None
 
@@ -55,6 +68,23 @@ class Reading:
     def start_delay_s(self) -> float:
         """How much later than intended the request was sent."""
         return self.started - self.intended
+
+    @property
+    def first_token_due_s(self) -> float | None:
+        """Seconds from the intended start to the first token, None without one."""
+        return None if self.first_token_s is None else self.start_delay_s + self.first_token_s
+
+    @property
+    def duration_due_s(self) -> float:
+        """Seconds from the intended start to the end."""
+        return self.start_delay_s + self.duration_s
+
+    @property
+    def per_output_token_s(self) -> float | None:
+        """Mean seconds per token after the first, None for answers shorter than two tokens."""
+        if self.tokens < 2 or not self.gaps:
+            return None
+        return sum(self.gaps) / (self.tokens - 1)
 
     def token_gaps(self) -> Iterator[tuple[float, int]]:
         """Yield (seconds per token, tokens): a chunk of several tokens counts as that many."""
@@ -98,6 +128,7 @@ class Screen:
         usage = event.get("usage")
         if usage:
             reading.tokens = int(usage["completion_tokens"])
+            reading.prompt_tokens = int(usage.get("prompt_tokens", 0))
         for choice in event.get("choices", ()):
             reading.finish_reason = choice.get("finish_reason") or reading.finish_reason
             text = (choice.get("delta") or {}).get("content") or choice.get("text")
@@ -113,16 +144,19 @@ class Screen:
         self._last = now_s
         reading.tokens += 1
         reading.text += text
-        if self.verdict is None:
+        if self._patience.reads and self.verdict is None:
             self.verdict = self._judge.verdict(reading.text)
             if self.verdict:
                 self.stays_s = min(self.stays_s, now_s + self._patience.draw_reaction(self._rng))
 
-    def finish(self, now_s: float) -> None:
-        """Close the reading of a stream that ended by itself or that the reader left."""
+    def finish(self, now_s: float, *, over: bool = False) -> None:
+        """Close the reading of a stream that ended by itself, or that the reader left.
+
+        `over`: the run ended before the reader did either.
+        """
         self.reading.duration_s = now_s
-        if self.done:
-            self.reading.outcome = "read"
+        if self.done or over:
+            self.reading.outcome = "read" if self.done else "ended"
             return
         self.reading.outcome = "left"
         self.reading.left = self.verdict or "impatient"

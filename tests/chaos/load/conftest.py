@@ -7,8 +7,11 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+
+from chaos.load.reading import now
 
 
 @dataclass
@@ -21,7 +24,9 @@ class Script:
     status: int = 200
     tokens: int | None = None  # of the usage chunk; None: one a chunk
     cut: bool = False  # close without [DONE]
+    stall: tuple[float, float] = (0.0, 0.0)  # `chaos.load.reading.now` between which nothing is answered
     served: int = 0
+    asked: list[dict[str, Any]] = field(default_factory=list)
     hung_up: int = 0
     url: str = ""
 
@@ -33,10 +38,16 @@ def _event(**data: object) -> bytes:
 
 async def _answer(script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
+    if head.startswith(b"GET"):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        return
+    script.served += 1
     length = next(
         int(h.split(b":")[1]) for h in head.split(b"\r\n") if h.lower().startswith(b"content-length")
     )
-    await reader.readexactly(length)
+    script.asked.append(json.loads(await reader.readexactly(length)))
+    if script.stall[0] <= now() < script.stall[1]:
+        await asyncio.sleep(script.stall[1] - now())
     if script.status != 200:
         body = b'{"error": {"message": "no", "type": "x", "param": null, "code": "breaker_open"}}'
         writer.write(
@@ -67,7 +78,6 @@ async def _answer(script: Script, reader: asyncio.StreamReader, writer: asyncio.
 
 async def _serve(script: Script, ready: Callable[[int], None], stop: asyncio.Event) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        script.served += 1
         answer = asyncio.create_task(_answer(script, reader, writer))
         try:
             await answer

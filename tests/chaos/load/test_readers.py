@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import time
 from typing import Any
 
-import pytest
-
-from chaos.load.readers import Question, Readers, arrivals, closed_loop, open_loop
-from chaos.load.reading import Patience
+from chaos.load.readers import Question, Readers, closed_loop, open_loop
+from chaos.load.reading import Patience, now
+from chaos.load.report import Report
 
 ASK = Question(messages=({"role": "user", "content": "What is the capital of France?"},), max_tokens=8)
 
@@ -76,21 +74,63 @@ async def test_nobody_listening_is_a_failure_not_an_exception() -> None:
         assert (await readers.read(ASK)).outcome == "failed"
 
 
-def test_arrivals_are_poisson_and_fixed_by_the_seed() -> None:
-    first = list(itertools.islice(arrivals(50.0, random.Random(1), 100.0), 2000))
-    assert first == list(itertools.islice(arrivals(50.0, random.Random(1), 100.0), 2000))
-    assert (first[-1] - 100.0) / 2000 == pytest.approx(1 / 50, rel=0.1)
-
-
-async def test_open_loop_reports_the_delay_from_the_intended_start(script: Any) -> None:
-    script.gap_s = 0.03
-    end = time.time() + 0.6
+async def test_open_loop_does_not_wait_for_answers(script: Any) -> None:
+    script.before_s = 0.5
+    began = now()
+    due = [(ASK, began + at / 50) for at in range(10)]
     async with crowd(script) as readers:
-        flow = open_loop(readers, itertools.repeat(ASK), 40.0, lambda: time.time() > end, seed=3)
-        readings = [reading async for _, reading in flow]
-    assert len(readings) > 8  # answers take 0.12 s: a closed loop of one would reach 5
-    assert all(r.outcome == "read" for r in readings)
-    assert all(r.start_delay_s >= 0 for r in readings)
+        readings = [reading async for _, reading in open_loop(readers, due, lambda: False)]
+    assert [r.intended for r in sorted(readings, key=lambda r: r.intended)] == [at for _, at in due]
+    assert all(r.outcome == "read" and r.start_delay_s >= 0 for r in readings)
+    starts = [reading.started for reading in readings]
+    assert (
+        max(starts) < began + 0.5
+    )  # before the first answer ends: a loop that waits would need five seconds
+
+
+async def test_a_full_house_sends_late_and_says_so(script: Any) -> None:
+    script.before_s = 0.1
+    due = [(ASK, now())] * 3
+    async with crowd(script) as readers:
+        readings = [reading async for _, reading in open_loop(readers, due, lambda: False, at_once=1)]
+    delays = sorted(reading.start_delay_s for reading in readings)
+    assert delays[1] >= 0.1 and delays[2] >= 0.2
+    assert max(r.first_token_due_s or 0 for r in readings) >= 0.3
+
+
+async def test_hanging_up_ends_what_runs_and_sends_no_more(script: Any) -> None:
+    script.chunks, script.gap_s = ["word "] * 100, 0.05
+    due = [(ASK, now()), (ASK, now()), (ASK, now() + 0.3)]
+    async with crowd(script, median_s=60.0) as readers:
+        asyncio.get_running_loop().call_later(0.2, readers.hang_up)
+        readings = [reading async for _, reading in open_loop(readers, due, lambda: False)]
+    assert [reading.outcome for reading in readings] == ["ended"] * 3
+    assert script.served == 2
+    assert sorted(bool(reading.text) for reading in readings) == [False, True, True]
+
+
+async def test_a_stall_shows_in_the_tail_of_an_open_loop_and_hides_in_a_closed_one(script: Any) -> None:
+    script.chunks, script.gap_s = ["yes "], 0.0
+    began = now()
+    script.stall = (began + 0.5, began + 1.5)
+    due = [(ASK, began + at / 40) for at in range(80)]  # two seconds, half of them stalled
+    async with crowd(script) as readers:
+        opened = [reading async for _, reading in open_loop(readers, due, lambda: False)]
+    assert len(opened) == 80
+    for reading in opened:  # who was due in the stall waited for its end, whatever the machine's pace
+        if script.stall[0] <= reading.intended < script.stall[1]:
+            assert (reading.first_token_due_s or 0) >= script.stall[1] - reading.intended - 0.01
+    report = Report()
+    report.extend(opened)
+    assert (report.times["first_token_s"].quantile(0.9) or 0) >= 0.75  # 0.8 by the schedule
+
+    began = now()
+    script.stall = (began + 0.5, began + 1.5)
+    async with crowd(script) as readers:
+        flow = closed_loop(readers, itertools.repeat(ASK), 1, lambda: now() > began + 2)
+        closed = [reading async for _, reading in flow]
+    waited = [reading for reading in closed if (reading.first_token_due_s or 0) > 0.5]
+    assert len(waited) <= 1 < sum((reading.first_token_due_s or 0) > 0.5 for reading in opened)
 
 
 async def test_closed_loop_keeps_its_streams_busy_and_stops(script: Any) -> None:

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from chaos.load.histogram import Histogram
 from chaos.load.judge import Judge
 from chaos.load.reading import Patience, Reading, Screen
-from chaos.load.report import Report
 
 QUESTION = "The bicycle Merlin was made in Toulouse in 1931 by Ada Field. When was Merlin made?"
 HEALTHY = "According to the passage, Merlin was made in 1931 by Ada Field in Toulouse. "
@@ -91,8 +89,23 @@ def test_quantiles_stay_within_the_data(values: list[float], share: float) -> No
         histogram.record(value)
     quantile = histogram.quantile(share)
     assert quantile is not None
-    assert quantile <= max(values)
-    assert quantile >= min(values) * 0.98 - 1e-9
+    assert min(values) <= quantile <= max(values)
+    exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    assert quantile == pytest.approx(exact, rel=0.0101, abs=1e-6)
+
+
+@given(st.lists(st.lists(st.floats(0, 1000, allow_nan=False)), min_size=1, max_size=5))
+def test_merged_histograms_are_the_histogram_of_everything(parts: list[list[float]]) -> None:
+    merged, whole = Histogram(), Histogram()
+    for part in parts:
+        one = Histogram()
+        for value in part:
+            one.record(value)
+            whole.record(value)
+        merged.merge(one)
+    assert merged.buckets == whole.buckets
+    assert merged.summary() == pytest.approx(whole.summary(), nan_ok=True)
+    assert (merged.minimum, merged.shares()) == (whole.minimum, whole.shares())
 
 
 def test_empty_histogram_says_none_and_merging_adds_up() -> None:
@@ -101,20 +114,3 @@ def test_empty_histogram_says_none_and_merging_adds_up() -> None:
     full.record(2.0, times=3)
     empty.merge(full)
     assert (empty.count, empty.quantile(0.5)) == (3, pytest.approx(2.0, rel=0.02))
-
-
-def test_report_keeps_failed_and_cut_apart(tmp_path: Path) -> None:
-    report = Report()
-    report.add(Reading(intended=0, started=1, duration_s=2, outcome="read", first_token_s=0.5, tokens=4))
-    report.add(Reading(intended=0, started=1, duration_s=9, outcome="failed", error="400 bad"))
-    report.add(
-        Reading(intended=0, started=1, duration_s=5, outcome="left", left="unreadable", first_token_s=0.4)
-    )
-    report.save(tmp_path)
-    summary: dict[str, Any] = json.loads((tmp_path / "readers.json").read_text())
-    assert summary["outcomes"] == {"read": 1, "failed": 1, "left": 1}
-    assert (summary["end_to_end_s"]["count"], summary["end_to_end_s"]["max"]) == (1, 2)
-    assert (summary["failed_after_s"]["max"], summary["cut_after_s"]["max"]) == (9, 5)
-    assert summary["first_token_s"]["count"] == 2
-    assert summary["left_because"] == {"unreadable": 1}
-    assert len((tmp_path / "readers.csv").read_text().splitlines()) == 7
