@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from quaver.cli import alerts, calibrate, chaos, dashboard, demo, doctor, load, model, records, serve, version
+from quaver.cli import (
+    alerts,
+    calibrate,
+    chaos,
+    dashboard,
+    demo,
+    doctor,
+    load,
+    model,
+    records,
+    score,
+    serve,
+    version,
+)
 
 app = typer.Typer(
     name="quaver",
@@ -39,6 +52,7 @@ app.command("serve")(serve.serve)
 app.add_typer(model.app, name="model")
 app.command("doctor")(doctor.doctor)
 app.add_typer(chaos.app, name="chaos")
+chaos.app.command("score")(score.score)
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(records.app, name="records")
 app.command("calibrate")(calibrate.calibrate)

@@ -1,0 +1,1 @@
+"""The scorecard: what each fault hurts, what sees it, how fast, and how often falsely."""

@@ -1,0 +1,147 @@
+"""Generates answers on the real engine in this process, with the faults that a server would have in force."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from chaos.faults.registry import PROMPT_KINDS
+from chaos.model_hook import factory
+from chaos.probes import judge
+from chaos.prompt_hook import PromptHook
+from chaos.prompts import Item
+from chaos.score.answer import Answer
+from chaos.score.plan import TWINS, Cell
+from chaos.tokens import token_pieces
+from engine.core import Engine, load_engine
+from engine.messages import AttachFault, RequestMeta, SamplingParams, StepOutput, Submit
+from engine.models.loader import load_tokenizer
+from engine.models.store import resolve
+from engine.settings import EngineSettings
+from engine.text import TextStream
+from engine.tokenizer import Tokenizer
+from telemetry.columns import decode
+from telemetry.sentence import FirstSentence
+
+_TTL_S = 3600.0
+
+
+@dataclass
+class _Open:
+    item: Item
+    submitted: float
+    stream: TextStream
+    text: str = ""
+    sentence: FirstSentence = field(default_factory=FirstSentence)
+    ended: int | None = None
+    tokens: list[bytes] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
+
+
+class Bench:
+    """An engine with the chaos hooks. Every answer is drawn with all its layer detail, or with none."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        path = resolve(settings.model, settings.model_cache)
+        self.tokenizer: Tokenizer = load_tokenizer(path)
+        self._model_hook = factory()
+        self.engine: Engine = load_engine(settings, self._model_hook)
+        self._prompt_hook = PromptHook(token_pieces(self.tokenizer))
+
+    def answers(
+        self,
+        items: Sequence[Item],
+        cell: Cell,
+        *,
+        temperature: float,
+        seed: int,
+        detail: bool = True,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> list[Answer]:
+        """Answer every item under the cell's fault, item i with the random seed `seed + i`.
+
+        `progress` hears of every answer that is over. Answers come in the order of the items.
+        """
+        hook = self._prompt_hook if cell.kind in PROMPT_KINDS else self._model_hook
+        if cell.kind is not None:
+            hook.attach(
+                AttachFault(
+                    fault_id=cell.name,
+                    kind=cell.kind,
+                    params=cell.params,
+                    selector={},
+                    seed=seed,
+                    ttl_s=_TTL_S,
+                )
+            )
+        try:
+            return self._run(items, cell, temperature, seed, detail, progress)
+        finally:
+            hook.detach(None)
+
+    def _run(  # noqa: PLR0917
+        self,
+        items: Sequence[Item],
+        cell: Cell,
+        temperature: float,
+        seed: int,
+        detail: bool,
+        progress: Callable[[int], None],
+    ) -> list[Answer]:
+        twin = TWINS[cell.twin] if cell.twin else (lambda item: item)
+        opened: dict[str, _Open] = {}
+        touched: set[str] = set()
+        done: dict[str, Answer] = {}
+        waiting = list(enumerate(map(twin, items)))[::-1]
+        room = self.engine.settings.max_running
+        while waiting or opened:
+            while waiting and len(opened) < room:
+                i, item = waiting.pop()
+                meta = RequestMeta(request_id=str(i))
+                messages, faults = self._prompt_hook.apply(meta, item.messages)
+                touched |= {meta.request_id} if faults else set()
+                params = SamplingParams(
+                    max_tokens=item.max_tokens, temperature=temperature, seed=seed + i, full_signals=detail
+                )
+                ids = self.tokenizer.encode_prompt(self.tokenizer.chat(messages))
+                self.engine.submit(Submit(meta=meta, token_ids=ids, params=params))
+                opened[str(i)] = _Open(item, time.perf_counter(), TextStream(self.tokenizer))
+            output = self.engine.step()
+            touched |= set(output.touched)
+            self._take(output, opened)
+            for finish in output.finished:
+                entry = opened.pop(finish.request_id)
+                done[finish.request_id] = self._answer(entry, finish.request_id in touched)
+                progress(1)
+        return [done[str(i)] for i in range(len(items))]
+
+    def _take(self, output: StepOutput, opened: dict[str, _Open]) -> None:
+        step = decode(output, capture=True)
+        assert step.token_ids is not None
+        for row, request_id in enumerate(step.request_ids):
+            entry = opened[request_id]
+            entry.tokens.append(step.signals[row].tobytes())
+            text = entry.stream.push([int(step.token_ids[row])])
+            entry.text += text
+            ended = entry.sentence.push(text, 1)
+            entry.ended = entry.ended or ended
+        for row, heads in zip(step.detail_rows, step.heads, strict=True):
+            if step.layer_stride == 1:
+                opened[step.request_ids[row]].heads.append(heads.tobytes())
+
+    def _answer(self, entry: _Open, touched: bool) -> Answer:
+        text = entry.text + entry.stream.finish()
+        whole = len(entry.heads) == len(entry.tokens)
+        return Answer(
+            item=entry.item.id,
+            family=entry.item.family,
+            text=text,
+            correct=judge(entry.item, text).correct,
+            touched=touched,
+            sentence=entry.ended or entry.sentence.finish(),
+            seconds=time.perf_counter() - entry.submitted,
+            layers=self.engine.model.config.layers if whole else 0,
+            tokens=b"".join(entry.tokens),
+            heads=b"".join(entry.heads) if whole else b"",
+        )

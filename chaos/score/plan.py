@@ -1,0 +1,140 @@
+"""What the card covers: each fault at each magnitude, and its harmless control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from chaos.faults.registry import KINDS, PROMPT_KINDS
+from chaos.prompts import Item, twins
+
+Role = Literal["clean", "fault", "control"]
+Nature = Literal["numeric", "semantic"]
+
+Twin = Callable[[Item], Item]
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row has to reach at least: AUROCs of the passive score and of the better of tap and canary;
+    responses and canaries until the page. None: reported only."""
+
+    passive: float | None = None
+    probed: float | None = None
+    responses: float | None = None
+    canaries: float | None = None
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the card. `kind` and `params` are the fault's; a question that is itself the fault has no
+    kind but `twin`s: of the struck question, and of the same question in health."""
+
+    name: str
+    title: str
+    kind: str | None = None
+    params: dict[str, Any] = {}
+    struck: str | None = None
+    healthy: str | None = None
+    target: Target = Target()
+
+    @property
+    def nature(self) -> Nature:
+        """Numeric controls run the fault's own path to no effect; semantic ones change the text."""
+        return "semantic" if self.kind is None or self.kind in PROMPT_KINDS else "numeric"
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield what has to be generated for it beside the clean answers that all share."""
+        if self.healthy is not None:
+            yield Cell(name=f"{self.name}.healthy", twin=self.healthy)
+        yield Cell(name=self.name, kind=self.kind, params=self.params, twin=self.struck)
+        if self.kind is not None:
+            control = {**self.params, **KINDS[self.kind].control}
+            yield Cell(name=f"{self.name}.control", kind=self.kind, params=control)
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch of answers: the same prompts and seeds in every cell, under a fault or as a twin."""
+
+    name: str
+    kind: str | None = None
+    params: dict[str, Any] = {}
+    twin: str | None = None
+
+
+CLEAN = Cell(name="clean")
+
+#: Ways to ask another question about the same passage, by name.
+TWINS: dict[str, Twin] = {"absent": twins.absent, "answered": twins.answered, "cited": twins.cited}
+
+#: Every fault of the card. Magnitudes are fixed here, before anything is measured.
+CASES: tuple[Case, ...] = (
+    Case(
+        name="absent_slot",
+        title="Question about what the passage does not say",
+        struck="absent",
+        healthy="answered",
+        target=Target(passive=0.78, probed=0.80, responses=20, canaries=10),
+    ),
+    Case(
+        name="authority",
+        title="Invented authority against the passage",
+        kind="authority",
+        target=Target(canaries=10),
+    ),
+    Case(name="premise", title="Question that takes a falsehood for granted", kind="premise"),
+    Case(
+        name="truncation",
+        title="The last third of the passage is gone",
+        kind="truncation",
+        params={"side": "suffix", "ratio": 0.34},
+        target=Target(passive=0.76, probed=0.82, responses=20, canaries=8),
+    ),
+    Case(
+        name="noise_1",
+        title="Logit noise, σ 1",
+        kind="noise",
+        params={"sigma": 1.0},
+        target=Target(passive=0.57, probed=0.70, canaries=30),
+    ),
+    Case(
+        name="noise_2",
+        title="Logit noise, σ 2",
+        kind="noise",
+        params={"sigma": 2.0},
+        target=Target(passive=0.76, probed=0.92, responses=25, canaries=8),
+    ),
+    Case(
+        name="noise_3",
+        title="Logit noise, σ 3",
+        kind="noise",
+        params={"sigma": 3.0},
+        target=Target(passive=0.90, probed=0.98, responses=8, canaries=4),
+    ),
+    Case(
+        name="keys_rolled",
+        title="Keys rolled, all layers",
+        kind="kv_roll",
+        target=Target(passive=0.98, probed=0.98, responses=6, canaries=4),
+    ),
+    Case(
+        name="keys_rolled_five",
+        title="Keys rolled, five layers",
+        kind="kv_roll",
+        params={"first_layer": 10, "layers": 5},
+        target=Target(passive=0.85, probed=0.95, responses=12, canaries=6),
+    ),
+    Case(
+        name="rope_16",
+        title="Rotary positions off by 16",
+        kind="kv_rope",
+        params={"positions": 16},
+        target=Target(passive=0.70, probed=0.80, responses=25, canaries=8),
+    ),
+    Case(
+        name="pages_swapped",
+        title="Pages of another prompt",
+        kind="kv_swap",
+        target=Target(passive=0.70, probed=0.80, responses=25, canaries=8),
+    ),
+)

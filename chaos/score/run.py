@@ -1,0 +1,214 @@
+"""Makes the card: generate (resumable), fit on calibration prompts, measure on prompts never seen."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from alerting.canary import baseline as canaries
+from alerting.canary.baseline import Answer as CanaryAnswer
+from alerting.canary.baseline import CanaryBaseline
+from alerting.rules import load_rules
+from alerting.scores import fit
+from chaos.prompts import Item, generate
+from chaos.score.answer import Answer, Store
+from chaos.score.bench import Bench
+from chaos.score.card import Material, card
+from chaos.score.plan import CASES, CLEAN, Case, Cell
+from chaos.score.replay import QUANTIZATION, baseline_of, reading
+from chaos.score.signals import MODEL, response
+from engine.settings import EngineSettings
+
+TEMPERATURE = 0.7
+_SEED = 7_000
+_CONTRAST = (  # calibration prompts with and without the sentence that answers
+    (Cell(name="contrast.truncated", kind="truncation", params={"side": "suffix", "ratio": 0.34}), True),
+    (
+        Cell(
+            name="contrast.control",
+            kind="truncation",
+            params={"side": "suffix", "ratio": 0.34, "spare_question": True},
+        ),
+        False,
+    ),
+)
+
+Progress = Callable[[str, int, int], None]
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is generated: answers a cell, healthy answers for the limits and for the replay without a
+    fault, canaries and their rounds in health (a multiple of three) and under each fault."""
+
+    n: int = 96
+    calibration: int = 360
+    replay: int = 2000
+    canaries: int = 24
+    canary_rounds: int = 24
+    canary_struck: int = 2
+
+    @classmethod
+    def quick(cls, n: int = 24) -> Sizes:
+        """Small enough for a few minutes on two cores; the intervals are wide."""
+        return cls(n=n, calibration=240, replay=300, canaries=12, canary_rounds=24, canary_struck=2)
+
+    def total(self, cases: Sequence[Case]) -> int:
+        """Answers to generate in all."""
+        cells = 1 + sum(len(list(case.cells())) for case in cases)
+        known = 1 + sum(len(list(case.cells())) for case in cases if case.kind)
+        canary = self.canaries * (self.canary_rounds + self.canary_struck * known)
+        return (
+            self.calibration
+            + len(_CONTRAST) * (self.calibration // 4)
+            + cells * self.n
+            + self.replay
+            + canary
+        )
+
+
+def score(
+    settings: EngineSettings, sizes: Sizes, folder: Path, progress: Progress, cases: Sequence[Case] = CASES
+) -> dict[str, Any]:
+    """Generate what is not yet in `folder`, and return the card.
+
+    `progress` hears the cell, the answers so far and those in all. Raises ModelError without a model, OSError
+    when the folder cannot be written.
+    """
+    began = time.time()
+    run = _Run(settings, sizes, folder, progress, cases)
+    material = run.material()
+    made = card(cases, material)
+    return {
+        "made": {
+            "model": settings.model,
+            "temperature": TEMPERATURE,
+            "sizes": msgspec.to_builtins(sizes),
+            "started": began,
+            "seconds": time.time() - began,
+            "resumed": run.resumed,
+        },
+        **made,
+    }
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        sizes: Sizes,
+        folder: Path,
+        progress: Progress,
+        cases: Sequence[Case],
+    ) -> None:
+        self._settings, self._sizes, self._cases = settings, sizes, cases
+        key = msgspec.json.encode([settings.model, sizes, list(cases), TEMPERATURE, _SEED])
+        self._store = Store(folder / hashlib.sha256(key).hexdigest()[:12])
+        self._progress = progress
+        self._bench: Bench | None = None
+        self._done, self._total = 0, sizes.total(cases)
+        self.resumed = False
+
+    def material(self) -> Material:
+        sizes = self._sizes
+        healthy = self._answers(
+            "calibration", generate("calibration", sizes.calibration, seed=11), CLEAN, seed=1
+        )
+        some = generate("calibration", sizes.calibration // 4, seed=12)
+        contrast = [
+            (response(answer), lacks)
+            for cell, lacks in _CONTRAST
+            for answer in self._answers(cell.name, some, cell, seed=2)
+            if answer.touched
+        ]
+        items = generate("test", sizes.n, seed=13)
+        answers = {"clean": self._answers("clean", items, CLEAN)}
+        for case in self._cases:
+            for cell in case.cells():
+                answers[cell.name] = self._answers(cell.name, items, cell)
+        rounds, struck = self._canaries()
+        replay = self._answers("replay", generate("test", sizes.replay, seed=14), CLEAN, seed=3, detail=False)
+        rules = load_rules()
+        return Material(
+            answers=answers,
+            canaries=struck,
+            calibration=healthy[1::2],
+            clean_replay=replay,
+            frozen=fit([response(answer) for answer in healthy], contrast),
+            baseline=baseline_of(healthy, rules, TEMPERATURE),
+            canary_baseline=_canary_baseline(rounds),
+            rules=rules,
+            temperature=TEMPERATURE,
+            at_once=self._settings.max_running,
+        )
+
+    def _canaries(self) -> tuple[list[list[Answer]], dict[str, list[Answer]]]:
+        """Rounds in health, and answers under each fault and control; `clean`: in health again.
+
+        Where the question itself is the fault no known prompt has it.
+        """
+        sizes = self._sizes
+        asked = generate("calibration", sizes.canaries, seed=15)
+        rounds = [
+            self._answers(f"canaries.health.{number}", asked, CLEAN, seed=number, temperature=0.0)
+            for number in range(sizes.canary_rounds)
+        ]
+        cells = [CLEAN, *(cell for case in self._cases if case.kind for cell in case.cells())]
+        struck = {
+            cell.name: [
+                answer
+                for number in range(sizes.canary_struck)
+                for answer in self._answers(
+                    f"canaries.{cell.name}.{number}", asked, cell, seed=100 + number, temperature=0.0
+                )
+            ]
+            for cell in cells
+        }
+        return rounds, struck
+
+    def _answers(  # noqa: PLR0917
+        self,
+        name: str,
+        items: Sequence[Item],
+        cell: Cell,
+        seed: int = 0,
+        temperature: float = TEMPERATURE,
+        detail: bool = True,
+    ) -> list[Answer]:
+        found = self._store.read(name, len(items))
+        if found is None:
+            if self._bench is None:
+                self._bench = Bench(self._settings)
+            found = self._bench.answers(
+                items,
+                cell,
+                temperature=temperature,
+                seed=_SEED * seed,
+                detail=detail,
+                progress=lambda count: self._advance(name, count),
+            )
+            self._store.write(name, found)
+        else:
+            self.resumed = True
+            self._advance(name, len(items))
+        return found
+
+    def _advance(self, name: str, count: int) -> None:
+        self._done += count
+        self._progress(name, self._done, self._total)
+
+
+def _canary_baseline(rounds: Sequence[Sequence[Answer]]) -> CanaryBaseline:
+    known = [
+        [
+            CanaryAnswer(answer.item, mine, answer.correct)
+            for answer in healthy
+            if (mine := reading(answer)) is not None
+        ]
+        for healthy in rounds
+    ]
+    return canaries.build(known, model=MODEL, quantization=QUANTIZATION, prompts="score")

@@ -1,0 +1,113 @@
+"""Tells a signal sink of generated answers as telemetry tells it of those of a server, and scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from alerting.collector import raw_condition
+from alerting.rules import RawPreset, Rules
+from alerting.scores import Frozen, LayerRow, Response, response_scores
+from alerting.statistics import ResponseTracker
+from chaos.score.answer import Answer
+from telemetry.signals import (
+    BusinessEvent,
+    LayerBatch,
+    ResponseEnded,
+    ResponseStarted,
+    SignalSink,
+    TokenBatch,
+)
+
+MODEL = "scored"
+ROUTE = "qa"
+_TENANT = "score"
+
+
+def tell(
+    sink: SignalSink,
+    answer: Answer,
+    request_id: str,
+    *,
+    now: float,
+    temperature: float,
+    interrupted: bool = False,
+    canary: bool = False,
+) -> None:
+    """Tell of one whole answer, from its start to what became of it; all at `now`, unix seconds."""
+    rows, heads = answer.token_rows, answer.head_rows
+    ids, choices, steps = [request_id] * len(rows), [0] * len(rows), list(range(len(rows)))
+    sink.on_started(
+        ResponseStarted(
+            request_id=request_id,
+            tenant=_TENANT,
+            route=ROUTE,
+            canary=canary,
+            model=MODEL,
+            temperature=temperature,
+            prompt_tokens=1,
+            time=now,
+        )
+    )
+    sink.on_tokens(TokenBatch(time=now, request_ids=ids, choices=choices, steps=steps, signals=rows))
+    if len(heads):
+        sink.on_layers(
+            LayerBatch(
+                time=now,
+                request_ids=ids,
+                choices=choices,
+                steps=steps,
+                layers=list(range(answer.layers)),
+                stride=1,
+                reasons=["full"] * len(rows),
+                rates=[1.0] * len(rows),
+                lens_entropy=np.full((len(rows), answer.layers), np.nan, np.float16),
+                heads=heads,
+            )
+        )
+    if answer.sentence is not None:
+        sink.on_sentence(request_id, 0, answer.sentence)
+    sink.on_ended(
+        ResponseEnded(
+            request_id=request_id,
+            time=now,
+            finish_reason="stop",
+            disconnected=interrupted,
+            completion_tokens=len(rows),
+            aggregates={},
+        )
+    )
+    sink.on_business(
+        BusinessEvent(
+            kind="interrupted" if interrupted else "completed",
+            request_id=request_id,
+            tenant=_TENANT,
+            route=ROUTE,
+            time=now,
+        )
+    )
+
+
+def response(answer: Answer) -> Response:
+    """Return an answer as the scores read it."""
+    layers = range(answer.layers)
+    rows = [LayerRow(step, layers, heads) for step, heads in enumerate(answer.head_rows)]
+    return Response(answer.token_rows, rows, answer.sentence)
+
+
+def scores(answers: Sequence[Answer], frozen: Frozen) -> list[dict[str, float]]:
+    """Score answers, one dict each."""
+    return [response_scores(r.tokens, r.layers, r.sentence, frozen) for r in map(response, answers)]
+
+
+def raw_fires(answer: Answer, rules: Rules) -> bool:
+    """Tell whether the fixed numbers of a raw preset call an answer an L1."""
+    preset = next(p for p in rules.presets.values() if isinstance(p, RawPreset))
+    tracker = ResponseTracker()
+    tracker.watch_run(preset.confidence)
+    for row in answer.token_rows.tolist():
+        tracker.add(row)
+        if raw_condition(tracker, preset):
+            return True
+    return False
