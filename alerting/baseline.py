@@ -6,110 +6,27 @@ the false-alarm bounds rest on the second half alone. Route `*` pools all routes
 
 from __future__ import annotations
 
-import bisect
-import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from alerting.rules import QuantilePreset, RawPreset, Rules, Statistic
-from alerting.sequential import rate_upper_bound
+from alerting.limits import L1, Count, Limits, fit_limits
+from alerting.rules import QuantilePreset, RawPreset, Rules
+from alerting.samples import Sample, scored
+from alerting.scores import Frozen, Response
 from engine.api.body import decode
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 POOLED = "*"
-L1 = "l1"  # the test of the strongest tail of all
-_TAIL = 0.1  # share of the healthy values from which on a tail is taken to be exponential
-_SCALE_FLOOR = 0.002  # in nats and in probability: finer differences carry no meaning
 
 
 class BaselineError(ValueError):
     """The baseline cannot be built, read or used; the message tells the mend."""
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One healthy response: its statistics, and the raw presets that called it an L1."""
-
-    route: str
-    band: str
-    statistics: dict[str, float]
-    raw_l1: list[str] = []
-
-
-class Count(msgspec.Struct, frozen=True):
-    """Events among trials."""
-
-    events: Annotated[int, msgspec.Meta(ge=0)]
-    trials: Annotated[int, msgspec.Meta(ge=0)]
-
-    def __post_init__(self) -> None:
-        if self.events > self.trials:
-            raise ValueError("more events than trials")
-
-    def upper(self, confidence: float) -> float:
-        """Return the Clopper–Pearson upper bound of the rate."""
-        return rate_upper_bound(self.events, self.trials, confidence)
-
-
-class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a statistic under health.
-
-    `values` are sorted, negated for the low side: larger is always more suspicious. Beyond `start`,
-    their 90th percentile, the tail is exponential with `scale`.
-    """
-
-    values: list[float]
-    start: float
-    scale: Annotated[float, msgspec.Meta(gt=0)]
-
-    def score(self, value: float) -> float:
-        """Return −ln of the healthy tail probability at a value (negated for the low side)."""
-        if value > self.start:
-            return (value - self.start) / self.scale - math.log(_TAIL)
-        size = len(self.values)
-        beyond = size - bisect.bisect_left(self.values, value)
-        return -math.log(max(_TAIL, (beyond + 1) / (size + 1)))
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one quantile preset in one stratum, and how often health passes them.
-
-    Tests are named `<statistic>:<side>@<level>`, and `l1` for the strongest tail of all.
-    """
-
-    tails: dict[str, Tail]
-    thresholds: dict[str, float]
-    counts: dict[str, Count]  # empty while they are being counted
-
-    def __post_init__(self) -> None:
-        if L1 not in self.thresholds or (self.counts and self.counts.keys() != self.thresholds.keys()):
-            raise ValueError("limits without their L1, or without their counts")
-
-    def judge(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> dict[str, bool]:
-        """Return, for each test, whether a response passes its limit. Absent statistics do not speak."""
-        scores = tail_scores(statistics, listed, self.tails)
-        if not scores:
-            return {}
-        tests = {name: scores[key] > limit for name, key, limit in self._tests(listed) if key in scores}
-        return tests | {L1: max(scores.values()) > self.thresholds[L1]}
-
-    def strongest(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> str:
-        """Return the statistic and side that lie furthest out."""
-        scores = tail_scores(statistics, listed, self.tails)
-        return max(scores, key=scores.__getitem__)
-
-    def _tests(self, listed: Iterable[Statistic]) -> Iterator[tuple[str, str, float]]:
-        for statistic in listed:
-            for level in statistic.levels:
-                name = name_of_test(statistic, level)
-                if name in self.thresholds:
-                    yield name, statistic.key, self.thresholds[name]
 
 
 class Stratum(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +43,10 @@ class Stratum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. `interruptions` counts responses broken off by their users, per route and pooled."""
+    """The file. `interruptions` counts responses broken off by their users, per route and pooled.
+
+    `frozen` is what the scores know of health, by temperature band; its `tokens` are what it rests on.
+    """
 
     version: int
     created: str
@@ -135,6 +55,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     rules: str  # Rules.digest
     strata: list[Stratum]
     interruptions: dict[str, Count]
+    frozen: dict[str, Frozen] = {}
 
     def stratum(self, route: str, band: str) -> Stratum | None:
         """Return a route's own stratum, else the pooled one of its band, else None."""
@@ -182,6 +103,10 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
                 for s in self.strata
             ],
             "interruptions": {route: [c.events, c.trials] for route, c in self.interruptions.items()},
+            "scores": {
+                band: {"tokens": f.tokens, "heads": f.heads is not None, "contrast": f.contrast is not None}
+                for band, f in self.frozen.items()
+            },
         }
 
 
@@ -192,13 +117,15 @@ def build(
     model: str,
     quantization: str,
     interruptions: Mapping[str, Count] | None = None,
+    contrast: Sequence[tuple[Response, bool]] = (),
 ) -> Baseline:
-    """Build a baseline from healthy responses in order of arrival.
+    """Build a baseline from healthy responses in order of arrival; `contrast` as `scores.fit` takes it.
 
     A route and band with fewer than 2 × `min_samples` responses gets no stratum of its own; raises
     BaselineError when nothing, not even all routes together, has enough.
     """
     groups: dict[tuple[str, str], list[Sample]] = {}
+    samples, frozen = scored(list(samples), contrast)
     for sample in samples:
         groups.setdefault((sample.route, sample.band), []).append(sample)
         groups.setdefault((POOLED, sample.band), []).append(sample)
@@ -223,6 +150,7 @@ def build(
         rules=rules.digest(),
         strata=strata,
         interruptions=counts,
+        frozen=frozen,
     )
 
 
@@ -262,65 +190,12 @@ def load(path: Path) -> Baseline:
 
 
 def _stratum(route: str, band: str, samples: list[Sample], rules: Rules) -> Stratum:
-    fit, rate = samples[::2], samples[1::2]
+    found = [sample.statistics for sample in samples]
+    fit, rate = found[::2], found[1::2]
     limits, raw = {}, {}
     for name, preset in rules.presets.items():
         if isinstance(preset, RawPreset):
             raw[name] = Count(sum(name in s.raw_l1 for s in samples), len(samples))
         else:
-            limits[name] = _limits(fit, rate, preset)
+            limits[name] = fit_limits(fit, rate, preset)
     return Stratum(route=route, band=band, limits=limits, raw=raw)
-
-
-def _limits(fit: list[Sample], rate: list[Sample], preset: QuantilePreset) -> Limits:
-    listed = preset.statistics
-    tails = {s.key: tail for s in listed if (tail := _tail([x.statistics for x in fit], s)) is not None}
-    scores = [tail_scores(s.statistics, listed, tails) for s in fit]
-    thresholds = {L1: conformal_threshold([max(s.values()) for s in scores if s], preset.alpha)}
-    for statistic in listed:
-        own = [s[statistic.key] for s in scores if statistic.key in s]
-        for level in statistic.levels if own else ():
-            thresholds[name_of_test(statistic, level)] = conformal_threshold(own, level)
-    unused = Limits(tails=tails, thresholds=thresholds, counts={})
-    verdicts = [unused.judge(s.statistics, listed) for s in rate]
-    counts = {
-        name: Count(sum(v.get(name, False) for v in verdicts), sum(name in v for v in verdicts))
-        for name in thresholds
-    }
-    return Limits(tails=tails, thresholds=thresholds, counts=counts)
-
-
-def name_of_test(statistic: Statistic, level: float) -> str:
-    """Return the name of the test of a statistic at a level."""
-    return f"{statistic.key}@{level:g}"
-
-
-def conformal_threshold(scores: list[float], alpha: float) -> float:
-    """Return the ⌈(n + 1)(1 − α)⌉-th smallest score, the largest where n is too small for α."""
-    rank = min(len(scores), math.ceil((len(scores) + 1) * (1 - alpha)))
-    return sorted(scores)[rank - 1]
-
-
-def tail_scores(
-    statistics: Mapping[str, float], listed: Iterable[Statistic], tails: Mapping[str, Tail]
-) -> dict[str, float]:
-    """Return −ln of the healthy tail probability of each statistic and side that is present."""
-    return {
-        s.key: tails[s.key].score(_signed(statistics[s.name], s))
-        for s in listed
-        if s.name in statistics and s.key in tails
-    }
-
-
-def _tail(healthy: list[dict[str, float]], statistic: Statistic) -> Tail | None:
-    values = sorted(_signed(h[statistic.name], statistic) for h in healthy if statistic.name in h)
-    if not values:
-        return None
-    start = float(np.quantile(values, 1 - _TAIL))
-    beyond = [value - start for value in values if value > start]
-    scale = sum(beyond) / len(beyond) if beyond else 0.0
-    return Tail(values=values, start=start, scale=max(scale, _SCALE_FLOOR))
-
-
-def _signed(value: float, statistic: Statistic) -> float:
-    return -value if statistic.side == "low" else value

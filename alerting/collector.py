@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from alerting.baseline import Baseline, Count, Sample, build
+import numpy as np
+
+from alerting.baseline import Baseline, build
+from alerting.limits import Count
 from alerting.rules import RawPreset, Rules
+from alerting.samples import Sample
+from alerting.scores import LayerRow, Response, rows_of
 from alerting.statistics import ResponseTracker, temperature_band
 from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
 
 MAX_SAMPLES = 100_000
 MAX_OPEN = 4096
+MAX_KEPT = 2_000  # responses whose rows are kept for the fit of the scores ...
+MAX_KEPT_ROWS = 512  # ... of at most so many tokens each
+_MAX_KEPT_BYTES = 256 * 1024 * 1024  # and so much of layer detail in all
+
+
+class _Open:
+    """A response that streams. `rows` is None once it is too long to be kept."""
+
+    __slots__ = ("layers", "raw", "rows", "started", "tracker")
+
+    def __init__(self, started: ResponseStarted) -> None:
+        self.started = started
+        self.tracker = ResponseTracker()
+        self.raw: set[str] = set()
+        self.rows: list[list[float]] | None = []
+        self.layers: list[LayerRow] = []
 
 
 class Collector:
@@ -19,7 +40,8 @@ class Collector:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
-        self._open: OrderedDict[str, tuple[ResponseStarted, ResponseTracker, set[str]]] = OrderedDict()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._kept = self._bytes = 0
         self._interruptions: dict[str, list[int]] = {}
         self.samples: list[Sample] = []
         self.model = ""
@@ -28,10 +50,10 @@ class Collector:
         """Open a response."""
         if event.canary:
             return
-        tracker = ResponseTracker()
+        entry = _Open(event)
         for preset in self._raw.values():
-            tracker.watch_run(preset.confidence)
-        self._open[event.request_id] = (event, tracker, set())
+            entry.tracker.watch_run(preset.confidence)
+        self._open[event.request_id] = entry
         self.model = event.model
         if len(self._open) > MAX_OPEN:
             self._open.popitem(last=False)
@@ -44,35 +66,43 @@ class Collector:
             entry = self._open.get(request_id)
             if entry is None or choice:
                 continue
-            tracker = entry[1]
-            tracker.add(row)
+            entry.tracker.add(row)
+            if entry.rows is not None:
+                entry.rows.append(row)
+                if len(entry.rows) > MAX_KEPT_ROWS:
+                    entry.rows = None
             for name, preset in self._raw.items():
-                if raw_condition(tracker, preset):
-                    entry[2].add(name)
+                if raw_condition(entry.tracker, preset):
+                    entry.raw.add(name)
 
     def on_layers(self, batch: LayerBatch) -> None:
-        """Layers have no part in the baseline."""
+        """Keep the layer detail of a response that may be kept."""
+        for request_id, choice, row in rows_of(batch):
+            entry = self._open.get(request_id)
+            if entry is not None and not choice and entry.rows is not None:
+                entry.layers.append(row._replace(heads=row.heads.copy()))
 
     def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
         """Mark the end of the first sentence."""
         entry = self._open.get(request_id)
         if entry is not None and choice == 0:
-            entry[1].end_sentence(tokens)
+            entry.tracker.end_sentence(tokens)
 
     def on_ended(self, event: ResponseEnded) -> None:
         """Keep the response if it is complete."""
         entry = self._open.pop(event.request_id, None)
         if entry is None or not complete(event) or len(self.samples) >= MAX_SAMPLES:
             return
-        started, tracker, raw = entry
+        tracker = entry.tracker
         tracker.finish()
         if tracker.tokens and not tracker.missing:
             self.samples.append(
                 Sample(
-                    route=started.route,
-                    band=temperature_band(started.temperature),
+                    route=entry.started.route,
+                    band=temperature_band(entry.started.temperature),
                     statistics=tracker.sentence | tracker.whole(),
-                    raw_l1=sorted(raw),
+                    raw_l1=sorted(entry.raw),
+                    kept=self._keep(entry),
                 )
             )
 
@@ -82,6 +112,16 @@ class Collector:
             count = self._interruptions.setdefault(event.route, [0, 0])
             count[0] += event.kind == "interrupted"
             count[1] += 1
+
+    def _keep(self, entry: _Open) -> Response | None:
+        if entry.rows is None or self._kept >= MAX_KEPT:
+            return None
+        self._kept += 1
+        self._bytes += sum(row.heads.nbytes for row in entry.layers)
+        if self._bytes > _MAX_KEPT_BYTES:
+            entry.layers = []
+        tokens = np.asarray(entry.rows, dtype=np.float32)
+        return Response(tokens, entry.layers, entry.tracker.sentence_tokens)
 
     def build(self, *, model: str | None = None, quantization: str) -> Baseline:
         """Build the baseline from what was gathered; raises BaselineError when it is too little."""

@@ -20,6 +20,8 @@ from alerting.metrics import AlertMetrics
 from alerting.pager import Pager
 from alerting.route import RouteEvidence
 from alerting.rules import AlertRule, RawPreset, Rules
+from alerting.scores import Frozen, rows_of
+from alerting.scores.response import HeadRows, combined
 from alerting.statistics import ResponseTracker, temperature_band
 from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
 
@@ -32,14 +34,26 @@ _BLIND_AFTER = 5  # responses in a row that could not be judged
 class _Open:
     """A response that streams."""
 
-    __slots__ = ("judged", "l1", "raw_l1", "started", "tracker")
+    __slots__ = ("cusum_limit", "detail", "frozen", "judged", "l1", "raw_l1", "started", "tracker")
 
-    def __init__(self, started: ResponseStarted) -> None:
+    def __init__(self, started: ResponseStarted, frozen: Frozen | None, cusum_limit: float) -> None:
+        """An L1 of the paging preset is certain once the CUSUM is beyond `cusum_limit`."""
         self.started = started
-        self.tracker = ResponseTracker()
+        self.frozen = frozen
+        self.cusum_limit = cusum_limit
+        self.tracker = ResponseTracker(None if frozen is None else frozen.surprisal)
+        self.detail = None if frozen is None else HeadRows(frozen)
         self.raw_l1: set[str] = set()
         self.l1: set[str] = set()  # presets whose L1 it raised
         self.judged = False  # the first sentence was
+
+    def statistics(self) -> dict[str, float]:
+        """Return all statistics of a response that is over."""
+        found = self.tracker.sentence | self.tracker.whole()
+        if self.frozen is None or self.detail is None or not found:
+            return found
+        found |= self.detail.scores()
+        return found | combined(found, self.frozen)
 
 
 class Evaluator:
@@ -95,7 +109,13 @@ class Evaluator:
         if event.model != self._engine[0]:
             self._engine = (event.model, self._engine[1])
             self._apply(event.model)
-        entry = _Open(event)
+        band = temperature_band(event.temperature)
+        usable = self._baseline if self._baseline is not None and not self._mismatch else None
+        entry = _Open(
+            event,
+            None if usable is None else usable.frozen.get(band),
+            self._judges[self.preset].reaches_l1(event.route, band, "cusum:high"),
+        )
         for preset in self._raw.values():
             entry.tracker.watch_run(preset.confidence)
         self._open[event.request_id] = entry
@@ -117,11 +137,20 @@ class Evaluator:
                     self._raise_l1(entry, name, batch.time, "run_and_entropy")
             if entry.tracker.sentence and not entry.judged:
                 self._judge_sentence(entry, batch.time)
+            if entry.tracker.cusum > entry.cusum_limit and self.preset not in entry.l1:
+                self._raise_l1(entry, self.preset, batch.time, "cusum:high")
             if self.preset in entry.l1 and self.preset not in self._raw:
                 self._route(entry.started.route).keep_live(batch.time)
 
     def on_layers(self, batch: LayerBatch) -> None:
-        """Layers raise no alert."""
+        """Take layer detail in, for the judgement at the end; what is of another model is left out."""
+        for request_id, choice, row in rows_of(batch):
+            entry = self._open.get(request_id)
+            if entry is not None and entry.detail is not None and not choice:
+                try:
+                    entry.detail.add(row)
+                except ValueError:
+                    entry.detail = None
 
     def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
         """Mark the end of the first sentence; it is judged with the next token, or at the end.
@@ -230,7 +259,7 @@ class Evaluator:
         statistics = entry.tracker.sentence if entry.judged else {}
         if complete(event):
             entry.tracker.finish()
-            statistics = entry.tracker.sentence | entry.tracker.whole()
+            statistics = entry.statistics()
         verdicts = {}
         for name, judge in self._judges.items():
             verdict = None

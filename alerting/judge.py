@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
-from alerting.baseline import L1, Baseline, Count, Limits
+from alerting.baseline import Baseline
+from alerting.limits import L1, Count, Limits
 from alerting.rules import QuantilePreset, RawPreset, Rules
 
 Basis = Literal["route", "pooled", "none"]
@@ -60,6 +62,11 @@ class Judge:
             return None
         cause = limits.strongest(statistics, self._preset.statistics) if tests[L1] else ""
         return Verdict(tests=tests, rates=rates, basis=basis, cause=cause)
+
+    def reaches_l1(self, route: str, band: str, key: str) -> float:
+        """Return the value beyond which a statistic alone raises an L1; infinite where nothing is known."""
+        limits, _, _ = self._known(route, band)
+        return math.inf if limits is None else limits.reaches_l1(key)
 
     def _known(self, route: str, band: str) -> tuple[Limits | None, dict[str, float], Basis]:
         if (route, band) not in self._rates:

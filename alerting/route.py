@@ -6,9 +6,9 @@ import math
 from collections import deque
 from typing import Any, Literal
 
-from alerting.baseline import L1, name_of_test
 from alerting.interruptions import OutcomeWindow, TenantCap
 from alerting.judge import Verdict
+from alerting.limits import L1, name_of_test
 from alerting.rules import QuantilePreset, RawPreset, Rules
 from alerting.sequential import Bank, BankRecovery, EDetector, RecoveryWindow
 

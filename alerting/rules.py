@@ -23,7 +23,18 @@ StatisticName = Literal[
     "response_entropy",
     "response_excess",
     "response_entropy_post",
+    "window_excess",
+    "cusum",
+    "heads",
+    "heads_residual",
+    "heads_onset",
+    "contrast",
+    "combined",
 ]
+
+
+#: Statistics that need what calibration fitted (`alerting.scores`).
+FITTED = ("cusum", "heads", "heads_residual", "heads_onset", "contrast", "combined")
 
 
 class RulesError(ValueError):

@@ -177,7 +177,10 @@ class Alerting:
             self._collector.on_tokens(batch)
 
     def on_layers(self, batch: LayerBatch) -> None:
-        """Layers raise no alert."""
+        """Pass on."""
+        self.evaluator.on_layers(batch)
+        if self._collector is not None:
+            self._collector.on_layers(batch)
 
     def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
         """Pass on."""

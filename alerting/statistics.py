@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import isfinite
 from typing import Literal
 
+from alerting.scores.response import ALLOWANCE, SENTENCE_TOKENS
 from engine.messages import TOKEN_SIGNALS
-
-SENTENCE_TOKENS = 16
 
 _SURPRISAL = TOKEN_SIGNALS.index("surprisal")
 _CONFIDENCE = TOKEN_SIGNALS.index("confidence")
@@ -41,13 +41,14 @@ class _Sums:
         self.confidence = self.entropy = self.excess = self.entropy_post = 0.0
 
     def add(self, row: Sequence[float]) -> None:
+        entropy, post = row[_ENTROPY], row[_ENTROPY_POST]
         self.count += 1
         self.confidence += row[_CONFIDENCE]
-        self.entropy += row[_ENTROPY]
-        self.excess += row[_SURPRISAL] - row[_ENTROPY]
-        if math.isfinite(row[_ENTROPY_POST]):
+        self.entropy += entropy
+        self.excess += row[_SURPRISAL] - entropy
+        if isfinite(post):
             self.post += 1
-            self.entropy_post += row[_ENTROPY_POST]
+            self.entropy_post += post
 
     def means(self, prefix: str) -> dict[str, float]:
         if not self.count:
@@ -63,11 +64,32 @@ class _Sums:
 
 
 class ResponseTracker:
-    """The signals of one response while it streams."""
+    """The signals of one response while it streams.
 
-    __slots__ = ("_early", "_run", "_whole", "missing", "sentence", "sentence_tokens")
+    `surprisal` is a healthy token's, in nats: the CUSUM climbs on what is above it. Without it there is none.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_early",
+        "_last",
+        "_last_but_one",
+        "_peak",
+        "_reference",
+        "_run",
+        "_walk",
+        "_whole",
+        "cusum",
+        "missing",
+        "sentence",
+        "sentence_tokens",
+    )
+
+    def __init__(self, surprisal: float | None = None) -> None:
+        self._reference = math.inf if surprisal is None else surprisal + ALLOWANCE
+        self._walk = 0.0
+        self.cusum = 0.0  # its maximum so far
+        self._last = self._last_but_one = -math.inf  # excess surprisals, for the short window
+        self._peak = -math.inf  # highest sum of a window
         self._early: list[Sequence[float]] | None = []  # rows not yet known to be past the sentence
         self._whole = _Sums()
         self._run: dict[float, int] = {}
@@ -77,14 +99,20 @@ class ResponseTracker:
 
     def add(self, row: Sequence[float]) -> None:
         """Take one token in; `row` is ordered as `TOKEN_SIGNALS`."""
-        if not (
-            math.isfinite(row[_CONFIDENCE])
-            and math.isfinite(row[_ENTROPY])
-            and math.isfinite(row[_SURPRISAL])
-        ):
+        surprisal, entropy = row[_SURPRISAL], row[_ENTROPY]
+        if not isfinite(surprisal + entropy + row[_CONFIDENCE]):
             self.missing += 1
             return
         self._whole.add(row)
+        walk = self._walk + surprisal - self._reference
+        self._walk = walk if walk > 0 else 0.0
+        if walk > self.cusum:  # noqa: PLR1730 - a call of max() per token is dear
+            self.cusum = walk
+        excess = surprisal - entropy
+        window = excess + self._last + self._last_but_one
+        self._last_but_one, self._last = self._last, excess
+        if window > self._peak:  # noqa: PLR1730
+            self._peak = window
         for limit in self._run:
             self._run[limit] = self._run[limit] + 1 if row[_CONFIDENCE] < limit else 0
         if self._early is not None:
@@ -123,7 +151,14 @@ class ResponseTracker:
 
     def whole(self) -> dict[str, float]:
         """Return the statistics over all tokens so far."""
-        return self._whole.means("response")
+        means = self._whole.means("response")
+        if not means:
+            return {}
+        short = self._peak / 3 if isfinite(self._peak) else means["response_excess"]
+        means["window_excess"] = short
+        if isfinite(self._reference):
+            means["cusum"] = self.cusum
+        return means
 
     def _close_sentence(self) -> None:
         if self._early is None or len(self._early) < (self.sentence_tokens or SENTENCE_TOKENS):

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from alerting.baseline import BaselineError, Count, Tail, conformal_threshold, write
+from alerting.baseline import BaselineError, write
 from alerting.canary.reading import SIGNALS, Array, Reading
+from alerting.limits import Count, Tail, conformal_threshold
 from engine.api.body import decode
 
 FORMAT_VERSION = 1

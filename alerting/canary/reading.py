@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from alerting.statistics import SENTENCE_TOKENS
+from alerting.scores.response import SENTENCE_TOKENS
 from engine.messages import TOKEN_SIGNALS
 from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
 

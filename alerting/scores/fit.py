@@ -23,27 +23,17 @@ def fit(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]] =
     """Fit on healthy responses in order of arrival, at least two of them with tokens.
 
     Every second one sets the moments of the heads, the others how the scores vary under health: on the
-    first they would look better than they are. `contrast` are further answers, each with whether it was
-    given *without* what it needs (a passage whose answering sentence was taken out): of calibration prompts
-    only. Raises FitError.
+    first they would look better than they are. Raises FitError.
     """
-    used = [r for r in healthy if len(token_array(r.tokens)[0])]
-    if len(used) < 2:
-        raise FitError(f"{len(used)} healthy responses with signals are too few to score by: collect more")
-    first, second = used[::2], used[1::2]
-    surprisals = np.concatenate([token_array(r.tokens)[0][:, SURPRISAL] for r in used])
-    frozen = Frozen(
-        responses=len(used),
-        tokens=len(surprisals),
-        surprisal=float(surprisals.mean()),
-        usual={},
-        heads=_heads(first, contrast),
-    )
-    scores = [response_scores(r.tokens, r.layers, r.sentence, frozen) for r in second]
-    return msgspec.structs.replace(frozen, usual=usual_of(scores, FLOORS))
+    return fit_usual(healthy[1::2], fit_heads_of(healthy[::2], contrast))
 
 
-def _heads(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]]) -> Heads | None:
+def fit_heads_of(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]] = ()) -> Heads | None:
+    """Fit the heads on healthy responses; None where there is too little layer detail.
+
+    `contrast` are further answers, each with whether it was given *without* what it needs (a passage whose
+    answering sentence was taken out): of calibration prompts only.
+    """
     rows = [usable(r.layers) for r in healthy]
     model = fit_heads(rows)
     if model is None:
@@ -54,6 +44,22 @@ def _heads(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]
         known += [(z, False) for r in healthy if (z := standardised(model, r)) is not None]
         weights = fit_logistic(np.stack([z for z, _ in known]), [bad for _, bad in known])
     return pack(model, fit_rauq(rows, model.shape), weights)
+
+
+def fit_usual(healthy: Sequence[Response], heads: Heads | None) -> Frozen:
+    """Fit how the scores vary over healthy responses that `heads` were not fitted on. Raises FitError."""
+    surprisals = [found[:, SURPRISAL] for r in healthy if len(found := token_array(r.tokens)[0])]
+    if not surprisals:
+        raise FitError("there are no healthy responses with signals to score by: collect more")
+    frozen = Frozen(
+        responses=len(surprisals),
+        tokens=sum(map(len, surprisals)),
+        surprisal=float(np.concatenate(surprisals).mean()),
+        usual={},
+        heads=heads,
+    )
+    scores = [response_scores(r.tokens, r.layers, r.sentence, frozen) for r in healthy]
+    return msgspec.structs.replace(frozen, usual=usual_of(scores, FLOORS))
 
 
 def standardised(model: HeadModel, response: Response) -> Floats | None:

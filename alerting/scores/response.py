@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,10 @@ def scores_of(
         found["rauq"] = rauq(frozen.heads.rauq, confidence, known)
         found["sentence_rauq"] = rauq(frozen.heads.rauq, confidence[:sentence], known[:sentence])
         found |= detail.scores()
-    return found | _combined(found, frozen)
+    return found | combined(found, frozen)
 
 
-def _combined(found: dict[str, float], frozen: Frozen) -> dict[str, float]:
+def combined(found: Mapping[str, float], frozen: Frozen) -> dict[str, float]:
     """Sum, in standard deviations, how far scores lie above their healthy means; absent ones lie there."""
     if not frozen.usual:
         return {}
@@ -109,7 +109,7 @@ def _combined(found: dict[str, float], frozen: Frozen) -> dict[str, float]:
     return result
 
 
-def _sum(found: dict[str, float], names: Sequence[str], frozen: Frozen, high: float) -> float:
+def _sum(found: Mapping[str, float], names: Sequence[str], frozen: Frozen, high: float) -> float:
     known = (frozen.standardise(name, found[name]) for name in names if name in found)
     return sum(min(max(z, 0.0), high) for z in known)
 

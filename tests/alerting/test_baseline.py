@@ -10,14 +10,13 @@ import pytest
 from alerting.baseline import (
     POOLED,
     BaselineError,
-    Count,
-    Sample,
     build,
-    conformal_threshold,
     load,
     save,
 )
 from alerting.collector import Collector
+from alerting.limits import Count, conformal_threshold
+from alerting.samples import Sample
 
 
 def samples(number: int, route: str = "qa", seed: int = 0) -> list[Sample]:
@@ -135,7 +134,7 @@ def test_a_baseline_without_a_preset_is_a_mismatch(rules) -> None:
 def test_other_versions_and_missing_files_are_refused(tmp_path: Path, rules) -> None:
     path = tmp_path / "baseline.json"
     save(build(samples(60), rules, model="m", quantization="q"), path)
-    path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 9'))
     with pytest.raises(BaselineError, match="version 9"):
         load(path)
     with pytest.raises(BaselineError, match="cannot read"):

@@ -5,9 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from alerting.collector import Collector
 from alerting.rules import Rules
-from engine.messages import TOKEN_SIGNALS
-from telemetry.signals import BusinessEvent
+from alerting.scores import Frozen, response_scores
+from alerting.statistics import ResponseTracker
+from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
+from telemetry.signals import BusinessEvent, LayerBatch, ResponseStarted
 
 CONFIDENCE = TOKEN_SIGNALS.index("confidence")
 ENTROPY = TOKEN_SIGNALS.index("entropy")
@@ -263,6 +266,126 @@ def test_a_noisy_answer_is_judged_while_broken_off_ones_before_their_sentence_ar
     w = watch(baseline=service.baseline(rules))
     for _ in range(20):
         service.respond(w.evaluator, service.rows(24, 3.0), leave_after=4)
-    assert w.l1 == []
-    service.respond(w.evaluator, service.rows(24, 3.0), leave_after=18)
-    assert len(w.l1) == 1
+    scored = ("quaver_scored_responses_total", {"route": "qa", "preset": "quantile"})
+    assert not w.registry.get_sample_value(*scored)
+    noisy = service.respond(w.evaluator, service.rows(24, 3.0), leave_after=18)
+    assert w.registry.get_sample_value(*scored) == 1
+    assert noisy in w.l1
+
+
+def test_the_cusum_raises_an_l1_before_the_sentence_ends(service, rules, watch) -> None:
+    w = watch(baseline=service.baseline(rules))
+    rows = service.rows(24)
+    rows[3:, TOKEN_SIGNALS.index("surprisal")] += 6
+    broken = service.respond(w.evaluator, rows, leave_after=9)
+    assert w.l1 == [broken]
+    assert w.evaluator.events[-1]["cause"] == "cusum:high"
+
+
+def told(service, sink, heads: float = 0.0, route: str = "qa") -> str:
+    """Tell a healthy answer with layer detail of every second token; `heads` moves one layer of it."""
+    rng = service._rng
+    request_id = f"detailed{service.now}"
+
+    class WithLayers:
+        def __getattr__(self, name):
+            return getattr(sink, name)
+
+        def on_tokens(self, batch):
+            sink.on_tokens(batch)
+            step = batch.steps[0]
+            if step % 2 == 0:
+                values = 0.5 + rng.normal(0, 0.05, (1, len(HEAD_SIGNALS), 3, 2))
+                values[:, :, 1] += heads
+                sink.on_layers(
+                    LayerBatch(
+                        time=batch.time,
+                        request_ids=[request_id],
+                        choices=[0],
+                        steps=[step],
+                        layers=[step // 2 % 2, 3, 5],
+                        stride=2,
+                        reasons=["floor"],
+                        rates=[0.5],
+                        lens_entropy=np.ones((1, 3), np.float16),
+                        heads=values.astype(np.float16),
+                    )
+                )
+
+    return service.respond(WithLayers(), service.rows(24), route=route, request_id=request_id)
+
+
+def test_heads_that_moved_raise_an_alert_while_tokens_look_healthy(service, rules, watch) -> None:
+    collector = Collector(rules)
+    for _ in range(240):
+        told(service, collector)
+    baseline = collector.build(quantization="none")
+    limits = baseline.stratum("qa", "greedy").limits["quantile"]
+    assert limits.counts["heads_residual:high@0.05"].trials > 50
+    w = watch(baseline=baseline)
+    for _ in range(60):
+        told(service, w.evaluator)
+    assert w.changes == []
+    needed = 0
+    while not w.active():
+        told(service, w.evaluator, heads=0.1)
+        needed += 1
+    assert needed < 30
+    assert w.evaluator.events[-1]["cause"] in {"heads_residual:high", "combined:high"}
+
+
+def test_detail_of_another_shape_is_left_out(service, rules, watch) -> None:
+    collector = Collector(rules)
+    for _ in range(240):
+        told(service, collector)
+    baseline = collector.build(quantization="none")
+    small = baseline.frozen["greedy"].head_model.shape
+    assert small == (len(HEAD_SIGNALS), 6, 2)
+    w = watch(baseline=baseline)
+    w.evaluator.on_started(start := started("r"))
+    w.evaluator.on_layers(
+        LayerBatch(
+            time=start.time,
+            request_ids=["r"],
+            choices=[0],
+            steps=[1],
+            layers=[9],
+            stride=1,
+            reasons=["full"],
+            rates=[1.0],
+            lens_entropy=np.ones((1, 1), np.float16),
+            heads=np.ones((1, len(HEAD_SIGNALS), 1, 2), np.float16),
+        )
+    )
+    assert w.evaluator._open["r"].detail is None
+
+
+def started(request_id: str) -> ResponseStarted:
+    return ResponseStarted(
+        request_id=request_id,
+        tenant="a",
+        route="qa",
+        canary=False,
+        model="toy",
+        temperature=0.0,
+        prompt_tokens=10,
+        time=1.0,
+    )
+
+
+def test_the_stream_and_the_whole_response_agree(service, rules) -> None:
+    """The tracker's running statistics are the scores of `response_scores`."""
+    for tokens in (1, 2, 3, 24, 40):
+        rows = service.rows(tokens)
+        tracker = ResponseTracker(0.7)
+        for count, row in enumerate(rows.tolist(), start=1):
+            tracker.add(row)
+            if count == 9:
+                tracker.end_sentence(9)
+        tracker.finish()
+        frozen = Frozen(responses=1, tokens=1, surprisal=0.7, usual={})
+        whole = response_scores(rows, (), 9, frozen)
+        found = tracker.sentence | tracker.whole()
+        for name in ("cusum", "window_excess", "sentence_entropy", "response_entropy", "sentence_excess"):
+            assert found[name] == pytest.approx(whole[name], abs=1e-5), (name, tokens)
+        assert found["sentence_confidence"] == pytest.approx(1 - whole["sentence_doubt"], abs=1e-5)

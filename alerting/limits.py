@@ -1,0 +1,156 @@
+"""Limits of a statistic by its healthy tail, and how often health passes them."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from alerting.rules import QuantilePreset, Statistic
+from alerting.sequential import rate_upper_bound
+
+L1 = "l1"  # the test of the strongest tail of all
+_TAIL = 0.1  # share of the healthy values from which on a tail is taken to be exponential
+_SCALE_FLOOR = 0.002  # in nats and in probability: finer differences carry no meaning
+
+
+class Count(msgspec.Struct, frozen=True):
+    """Events among trials."""
+
+    events: Annotated[int, msgspec.Meta(ge=0)]
+    trials: Annotated[int, msgspec.Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        if self.events > self.trials:
+            raise ValueError("more events than trials")
+
+    def upper(self, confidence: float) -> float:
+        """Return the Clopper–Pearson upper bound of the rate."""
+        return rate_upper_bound(self.events, self.trials, confidence)
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a statistic under health.
+
+    `values` are sorted, negated for the low side: larger is always more suspicious. Beyond `start`,
+    their 90th percentile, the tail is exponential with `scale`.
+    """
+
+    values: list[float]
+    start: float
+    scale: Annotated[float, msgspec.Meta(gt=0)]
+
+    def score(self, value: float) -> float:
+        """Return −ln of the healthy tail probability at a value (negated for the low side)."""
+        if value > self.start:
+            return (value - self.start) / self.scale - math.log(_TAIL)
+        size = len(self.values)
+        beyond = size - bisect.bisect_left(self.values, value)
+        return -math.log(max(_TAIL, (beyond + 1) / (size + 1)))
+
+    def value(self, score: float) -> float:
+        """Return the value from which on the score is higher."""
+        if score >= -math.log(_TAIL):
+            return self.start + (score + math.log(_TAIL)) * self.scale
+        return next((value for value in self.values if self.score(value) > score), self.start)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one quantile preset in one stratum, and how often health passes them.
+
+    Tests are named `<statistic>:<side>@<level>`, and `l1` for the strongest tail of all.
+    """
+
+    tails: dict[str, Tail]
+    thresholds: dict[str, float]
+    counts: dict[str, Count]  # empty while they are being counted
+
+    def __post_init__(self) -> None:
+        if L1 not in self.thresholds or (self.counts and self.counts.keys() != self.thresholds.keys()):
+            raise ValueError("limits without their L1, or without their counts")
+
+    def judge(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> dict[str, bool]:
+        """Return, for each test, whether a response passes its limit. Absent statistics do not speak."""
+        scores = tail_scores(statistics, listed, self.tails)
+        if not scores:
+            return {}
+        tests = {name: scores[key] > limit for name, key, limit in self._tests(listed) if key in scores}
+        return tests | {L1: max(scores.values()) > self.thresholds[L1]}
+
+    def strongest(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> str:
+        """Return the statistic and side that lie furthest out."""
+        scores = tail_scores(statistics, listed, self.tails)
+        return max(scores, key=scores.__getitem__)
+
+    def reaches_l1(self, key: str) -> float:
+        """Return the value beyond which a statistic alone raises an L1; infinite where there is none."""
+        tail = self.tails.get(key)
+        return math.inf if tail is None else tail.value(self.thresholds[L1])
+
+    def _tests(self, listed: Iterable[Statistic]) -> Iterator[tuple[str, str, float]]:
+        for statistic in listed:
+            for level in statistic.levels:
+                name = name_of_test(statistic, level)
+                if name in self.thresholds:
+                    yield name, statistic.key, self.thresholds[name]
+
+
+def fit_limits(
+    fit: Sequence[Mapping[str, float]], rate: Sequence[Mapping[str, float]], preset: QuantilePreset
+) -> Limits:
+    """Set limits by the statistics of some healthy responses; count on others how often these pass them."""
+    listed = preset.statistics
+    tails = {s.key: tail for s in listed if (tail := _tail(fit, s)) is not None}
+    scores = [tail_scores(found, listed, tails) for found in fit]
+    thresholds = {L1: conformal_threshold([max(s.values()) for s in scores if s], preset.alpha)}
+    for statistic in listed:
+        own = [s[statistic.key] for s in scores if statistic.key in s]
+        for level in statistic.levels if own else ():
+            thresholds[name_of_test(statistic, level)] = conformal_threshold(own, level)
+    unused = Limits(tails=tails, thresholds=thresholds, counts={})
+    verdicts = [unused.judge(found, listed) for found in rate]
+    counts = {
+        name: Count(sum(v.get(name, False) for v in verdicts), sum(name in v for v in verdicts))
+        for name in thresholds
+    }
+    return Limits(tails=tails, thresholds=thresholds, counts=counts)
+
+
+def name_of_test(statistic: Statistic, level: float) -> str:
+    """Return the name of the test of a statistic at a level."""
+    return f"{statistic.key}@{level:g}"
+
+
+def conformal_threshold(scores: list[float], alpha: float) -> float:
+    """Return the ⌈(n + 1)(1 − α)⌉-th smallest score, the largest where n is too small for α."""
+    rank = min(len(scores), math.ceil((len(scores) + 1) * (1 - alpha)))
+    return sorted(scores)[rank - 1]
+
+
+def tail_scores(
+    statistics: Mapping[str, float], listed: Iterable[Statistic], tails: Mapping[str, Tail]
+) -> dict[str, float]:
+    """Return −ln of the healthy tail probability of each statistic and side that is present."""
+    return {
+        s.key: tails[s.key].score(_signed(statistics[s.name], s))
+        for s in listed
+        if s.name in statistics and s.key in tails
+    }
+
+
+def _tail(healthy: Sequence[Mapping[str, float]], statistic: Statistic) -> Tail | None:
+    values = sorted(_signed(h[statistic.name], statistic) for h in healthy if statistic.name in h)
+    if not values:
+        return None
+    start = float(np.quantile(values, 1 - _TAIL))
+    beyond = [value - start for value in values if value > start]
+    scale = sum(beyond) / len(beyond) if beyond else 0.0
+    return Tail(values=values, start=start, scale=max(scale, _SCALE_FLOOR))
+
+
+def _signed(value: float, statistic: Statistic) -> float:
+    return -value if statistic.side == "low" else value
