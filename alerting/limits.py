@@ -102,10 +102,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 def fit_limits(
     fit: Sequence[Mapping[str, float]], rate: Sequence[Mapping[str, float]], preset: QuantilePreset
 ) -> Limits:
-    """Set limits by the statistics of some healthy responses; count on others how often these pass them."""
+    """Fit tails to the statistics of some healthy responses; set and count limits on others.
+
+    The tails must not have seen the responses that set a limit, or these would look further in than new ones
+    do. A limit is the k-th smallest of n scores: healthy responses pass it at a rate that is
+    Beta(n − k + 1, k) distributed, whose upper quantiles are the Clopper–Pearson bounds of n − k events in n.
+    """
     listed = preset.statistics
     tails = {s.key: tail for s in listed if (tail := _tail(fit, s)) is not None}
-    scores = [tail_scores(found, listed, tails) for found in fit]
+    scores = [tail_scores(found, listed, tails) for found in rate]
     thresholds = {L1: conformal_threshold([max(s.values()) for s in scores if s], preset.alpha)}
     for statistic in listed:
         own = [s[statistic.key] for s in scores if statistic.key in s]

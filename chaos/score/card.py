@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from alerting.baseline import Baseline, conformal_threshold
+from alerting.baseline import Baseline
 from alerting.canary.baseline import CanaryBaseline, Judge
+from alerting.limits import conformal_threshold
 from alerting.rules import Rules
 from alerting.scores import Frozen
 from chaos.score import replay

@@ -50,7 +50,20 @@ def tell(
             time=now,
         )
     )
-    sink.on_tokens(TokenBatch(time=now, request_ids=ids, choices=choices, steps=steps, signals=rows))
+    first = len(rows) if answer.sentence is None else min(answer.sentence, len(rows))
+    for part in (slice(0, first), slice(first, None)):
+        if len(rows[part]):
+            sink.on_tokens(
+                TokenBatch(
+                    time=now,
+                    request_ids=ids[part],
+                    choices=choices[part],
+                    steps=steps[part],
+                    signals=rows[part],
+                )
+            )
+        if part.start == 0 and answer.sentence is not None:
+            sink.on_sentence(request_id, 0, answer.sentence)
     if len(heads):
         sink.on_layers(
             LayerBatch(
@@ -66,8 +79,6 @@ def tell(
                 heads=heads,
             )
         )
-    if answer.sentence is not None:
-        sink.on_sentence(request_id, 0, answer.sentence)
     sink.on_ended(
         ResponseEnded(
             request_id=request_id,

@@ -152,7 +152,14 @@ def rules() -> Rules:
 
 @pytest.fixture
 def watch(rules: Rules, service: Service) -> Callable[..., Watch]:
-    def make(preset: str = "quantile", baseline: Baseline | None = None, mode: str = "observe") -> Watch:
+    packaged = rules
+
+    def make(
+        preset: str = "quantile",
+        baseline: Baseline | None = None,
+        mode: str = "observe",
+        rules: Rules = packaged,
+    ) -> Watch:
         changes: list[Alert] = []
         l1: list[str] = []
         registry = CollectorRegistry()
