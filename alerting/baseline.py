@@ -22,6 +22,7 @@ from alerting.scores import Frozen, Response
 from engine.api.body import decode
 
 FORMAT_VERSION = 2
+ARCHIVED = 10  # earlier baselines that are kept
 POOLED = "*"
 
 
@@ -172,6 +173,28 @@ def write(path: Path, content: bytes) -> None:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def archive(path: Path) -> Path | None:
+    """Copy the baseline at `path` beside it, as `baselines/<created>.json`; the newest `ARCHIVED` stay.
+
+    Returns the copy, None when there is nothing readable to keep.
+    """
+    try:
+        old = load(path)
+    except BaselineError:
+        return None
+    folder = path.parent / "baselines"
+    copy = folder / f"{old.created.replace(':', '')}.json"
+    save(old, copy)
+    for surplus in sorted(folder.glob("*.json"))[:-ARCHIVED]:
+        surplus.unlink(missing_ok=True)
+    return copy
+
+
+def archived(path: Path) -> list[Path]:
+    """Return the kept predecessors of the baseline at `path`, oldest first."""
+    return sorted((path.parent / "baselines").glob("*.json"))
 
 
 def load(path: Path) -> Baseline:

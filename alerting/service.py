@@ -114,6 +114,7 @@ class Alerting:
             raise BaselineError("no calibration is running; start one first")
         model, quantization = self._model
         baseline = self._collector.build(model=model, quantization=quantization or "unknown")
+        baselines.archive(self.baseline_path)
         baselines.save(baseline, self.baseline_path)
         self._collector = None
         self.load_baseline()

@@ -100,13 +100,20 @@ def request(
         "error": event.error,
         "kv_hit_device": event.cached_tokens,
         "kv_hit_ratio": hit_ratio(event),
-        "aggregates": dict(event.aggregates),
+        "aggregates": event.aggregates | _sentence(request),
         "faults": list(request.faults),
         "alerts": list(dict.fromkeys(name for _, name in request.alerts)),
         "outcome": outcome,
         "prompt": start.prompt if capture else None,
         "output": event.output if capture else None,
     }
+
+
+def _sentence(request: OpenRequest) -> dict[str, float]:
+    """Return how many tokens the first sentence of choice 0 had, once it has ended."""
+    first = request.choices.get(0)
+    length = None if first is None else first.sentence.length
+    return {} if length is None else {"sentence_tokens": float(length)}
 
 
 def hit_ratio(event: RequestEnded) -> float | None:

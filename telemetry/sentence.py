@@ -10,17 +10,17 @@ _END = re.compile(r"[.!?](?=\s)|\n")
 class FirstSentence:
     """Ends at the first `.`, `!` or `?` before a space or the end, or at a newline after content."""
 
-    __slots__ = ("_content", "_maybe", "_tokens", "found")
+    __slots__ = ("_content", "_maybe", "_tokens", "length")
 
     def __init__(self) -> None:
-        self.found = False
+        self.length: int | None = None  # in tokens, once it is known
         self._tokens = 0
         self._content = False
         self._maybe: int | None = None  # tokens up to a mark whose follower is not known yet
 
     def push(self, text: str, tokens: int) -> int | None:
         """Take the next text and the tokens it came from; return the sentence's tokens, once."""
-        if self.found:
+        if self.length is not None:
             return None
         if self._maybe is not None and text:
             if text[0].isspace():
@@ -37,8 +37,8 @@ class FirstSentence:
 
     def finish(self) -> int | None:
         """The answer is over: a mark at its very end counts."""
-        return None if self.found or self._maybe is None else self._end(self._maybe)
+        return None if self.length is not None or self._maybe is None else self._end(self._maybe)
 
     def _end(self, tokens: int) -> int:
-        self.found = True
+        self.length = tokens
         return tokens

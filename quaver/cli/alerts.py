@@ -98,3 +98,108 @@ def generate(
     )
     for path in paths:
         typer.echo(path)
+
+
+@app.command()
+def backtest(
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="The records' folder; default: QUAVER_RECORDS_DIR.")
+    ] = None,
+    rules_file: Annotated[
+        Path | None, typer.Option("--rules", help="Rules to try; default: those in force.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset that pages; default: the rules'.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Baseline file; default: the one in force.")] = None,
+    hours: Annotated[float | None, typer.Option(help="Only what ended in the last so many hours.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+) -> None:
+    """Try rules on the recorded responses: which alerts would have fired, how often, on which route."""
+    import time
+
+    import msgspec
+
+    from alerting.backtest import backtest as run
+    from alerting.baseline import load
+    from alerting.rules import load_rules
+    from quaver.settings import load_settings
+
+    settings = load_settings()
+    rules = load_rules(rules_file or settings.rules_file)
+    folder = (folder or settings.records_dir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no records folder {folder}; --dir names another")
+    path = baseline or _baseline_file()
+    since = None if hours is None else time.time() - 3600 * hours
+    name = preset or settings.alert_preset or rules.default
+    report = run(folder, rules, name, load(path) if path.exists() else None, since=since)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        return
+    if not report.routes:
+        typer.echo("no responses are recorded that this baseline is about")
+    for route, seen in report.routes.items():
+        l1 = ", ".join(f"{count} by {preset}" for preset, count in seen.l1.items())
+        typer.echo(f"{route}: {seen.responses} responses, {seen.interrupted} broken off; L1: {l1}")
+        for alert, count in sorted(seen.alerts.items()):
+            typer.echo(f"  {alert} would have fired {count} {'time' if count == 1 else 'times'}")
+        if seen.blind:
+            typer.echo(f"  blind: {seen.blind}")
+    for fired in report.fired:
+        typer.echo(f"{fired.time} {fired.level} {fired.name} on {fired.route}, response {fired.responses}")
+
+
+baseline_app = typer.Typer(help="Look at baselines and compare them.", no_args_is_help=True)
+app.add_typer(baseline_app, name="baseline")
+
+
+@baseline_app.command()
+def show(
+    file: Annotated[Path | None, typer.Argument(help="Baseline file; default: the one in force.")] = None,
+) -> None:
+    """Print what a baseline is of and how often health passes its limits, as JSON."""
+    from alerting.baseline import load
+
+    typer.echo(json.dumps(load(file or _baseline_file()).summary(), indent=2))
+
+
+@baseline_app.command()
+def diff(
+    before: Annotated[
+        Path | None, typer.Argument(help="Earlier baseline; default: the latest that was replaced.")
+    ] = None,
+    after: Annotated[Path | None, typer.Argument(help="Later baseline; default: the one in force.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole comparison as JSON.")] = False,
+) -> None:
+    """Show which statistics of healthy responses moved from one baseline to another."""
+    import msgspec
+
+    from alerting.baseline import archived, load
+    from alerting.compare import compare
+
+    after = after or _baseline_file()
+    if before is None:
+        earlier = archived(after)
+        if not earlier:
+            raise FileNotFoundError(f"{after} has replaced no other yet; name two files")
+        before = earlier[-1]
+    found = compare(load(before), load(after))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    for note in found.notes:
+        typer.echo(note)
+    for title, names in (("gone", found.gone), ("new", found.new)):
+        if names:
+            typer.echo(f"{title}: {', '.join(names)}")
+    for one in found.statistics:
+        typer.echo(
+            f"{'moved ' if one.moved else '      '}{one.route}/{one.band} {one.statistic}: median "
+            f"{one.before:.4g} → {one.after:.4g}, distance {one.distance:.2f}"
+        )
+
+
+def _baseline_file() -> Path:
+    from quaver.settings import load_settings
+
+    settings = load_settings()
+    return (settings.baseline_file or settings.state_dir / "baseline.json").expanduser()

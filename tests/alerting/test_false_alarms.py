@@ -33,11 +33,11 @@ def test_the_mean_run_length_is_at_least_the_threshold(rules, watch, service, na
     for seed in range(20):
         own = Service(100 + seed)
         w = watch(baseline=own.baseline(rules, CALIBRATION), rules=eager)
-        for n in range(1, cut + 1):
+        length = 0
+        while length < cut and not w.raised(name):
             own.respond(w.evaluator, own.rows(24))
-            if w.raised(name):
-                break
-        lengths.append(n)
+            length += 1
+        lengths.append(length)
     assert np.mean(lengths) + 2 * np.std(lengths) / len(lengths) ** 0.5 >= threshold
 
 
