@@ -3,7 +3,8 @@
 Shapes: T tokens of a step, B sequences that decode, R rows, H query heads, G key/value heads
 (H a multiple of G), D head width, V vocabulary. Pages are [pages, page size, G, D]; a block
 table row lists the pages of one sequence in order and is padded with any valid page. With a
-`window` a token attends to that many last ones, itself included.
+`window` a token attends to that many last ones, itself included. `dead` [pages, page size] marks slots
+that hold no token any more (`engine.kv.drop`): nobody attends to them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,14 @@ def gather(pages: Tensor, table: Tensor) -> Tensor:
 
 
 def decode_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, *, window: int | None = None
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    *,
+    window: int | None = None,
+    dead: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token per sequence over its own pages.
 
@@ -55,6 +63,7 @@ def decode_attention(
     groups = k_pages.shape[2]
     k, v = gather(k_pages, table), gather(v_pages, table)
     mask = _visible(torch.arange(k.shape[2], device=q.device), lengths[:, None] - 1, window)
+    mask = _alive(mask, table, dead)
     out = F.scaled_dot_product_attention(
         q.view(batch, groups, heads // groups, width), k, v, attn_mask=mask[:, None, None, :]
     )
@@ -62,7 +71,14 @@ def decode_attention(
 
 
 def prefill_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, start: int, *, window: int | None = None
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    table: Tensor,
+    start: int,
+    *,
+    window: int | None = None,
+    dead: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a chunk at positions start … start+T−1 of one sequence.
 
@@ -79,7 +95,7 @@ def prefill_attention(
         out = F.scaled_dot_product_attention(query, k, v, is_causal=True)
     else:
         positions = torch.arange(end, device=q.device)
-        mask = _visible(positions, positions[start:, None], window)
+        mask = _alive(_visible(positions, positions[start:, None], window), table, dead)
         out = F.scaled_dot_product_attention(query, k, v, attn_mask=mask)
     return out[0].transpose(0, 1)
 
@@ -92,14 +108,15 @@ def head_statistics(
     prompt_lengths: Tensor,
     *,
     window: int | None = None,
+    dead: Tensor | None = None,
 ) -> Tensor:
     """What each head looks at: [R, 5, H] fp32 in the order of `HEAD_SIGNALS`; NaN is absent.
 
     `q` [R, H, D] are the queries at positions `lengths`−1 [R]. Divergences are
     KL(p_h ‖ p̄) in nats with p̄ the mean over the heads, so at most ln H. The non-sink part is
     what remains of the divergence after position 0 is split off by the chain rule:
-    KL = KL_Bernoulli(sink) + non-sink part. A position outside the `window` has no mass, be it the
-    sink. Formulas: docs/signals.md.
+    KL = KL_Bernoulli(sink) + non-sink part. A position outside the `window`, or dead, has no mass, be it
+    the sink; attention to a previous token that is dead is absent. Formulas: docs/signals.md.
     """
     rows, heads, width = q.shape
     groups = k_pages.shape[2]
@@ -107,7 +124,7 @@ def head_statistics(
     scores = q.float().view(rows, groups, heads // groups, width) @ k.transpose(-1, -2)
     scores = scores.view(rows, heads, -1) * width**-0.5
     positions = torch.arange(k.shape[2], device=q.device)
-    visible = _visible(positions, lengths[:, None] - 1, window)
+    visible = _alive(_visible(positions, lengths[:, None] - 1, window), table, dead)
     p = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
     mean = p.mean(1, keepdim=True)
     divergence = torch.where((p > 0) & (mean > 0), p * (p.log() - mean.log()), 0.0)  # a mean may underflow
@@ -116,7 +133,10 @@ def head_statistics(
     split = torch.where(rest > 0, rest * (rest.log() - rest_mean.log()), 0.0)
     nonsink = (divergence[..., 1:].sum(-1) - split).clamp_min(0)
     previous = p.gather(2, (lengths - 2).clamp_min(0)[:, None, None].expand(-1, heads, 1))[..., 0]
-    previous = previous.masked_fill((lengths < 2)[:, None], float("nan"))
+    lost = lengths < 2
+    if dead is not None:
+        lost |= dead[table].flatten(1).gather(1, (lengths - 2).clamp_min(0)[:, None])[:, 0]
+    previous = previous.masked_fill(lost[:, None], float("nan"))
     in_prompt = (positions < prompt_lengths[:, None]).float()
     on_prompt = (p * in_prompt[:, None]).sum(-1)
     generated = lengths - prompt_lengths
@@ -124,6 +144,34 @@ def head_statistics(
     per_generated = (1 - on_prompt).clamp_min(0) / generated[:, None]  # NaN or inf while none is
     lookback = (per_prompt / (per_prompt + per_generated)).masked_fill((generated < 1)[:, None], float("nan"))
     return torch.stack((kl.clamp_min(0), nonsink, p[..., 0], previous, lookback), dim=1)
+
+
+def attention_mass(
+    q: Tensor,
+    k_pages: Tensor,
+    table: Tensor,
+    start: int,
+    *,
+    window: int | None = None,
+    dead: Tensor | None = None,
+) -> Tensor:
+    """Attention that a chunk's queries at positions start … start+T−1 pay to each token, summed.
+
+    `q` [T, H, D], `table` [1, n]. Returns fp32 [H, start+T].
+    """
+    count, _, width = q.shape
+    end = start + count
+    k = gather(k_pages, table)[0, :, :end].float()
+    scores = q.float().view(count, k.shape[0], -1, width).permute(1, 2, 0, 3) @ k[:, None].transpose(-1, -2)
+    positions = torch.arange(end, device=q.device)
+    visible = _alive(_visible(positions, positions[start:, None], window), table, dead)
+    p = (scores * width**-0.5).masked_fill(~visible, float("-inf")).softmax(-1)
+    return p.sum(2).flatten(0, 1)
+
+
+def _alive(visible: Tensor, table: Tensor, dead: Tensor | None) -> Tensor:
+    """Visible positions [rows, context] of tables [rows or 1, n] without those in `dead` slots."""
+    return visible if dead is None else visible & ~dead[table].flatten(1)[:, : visible.shape[1]]
 
 
 def _visible(keys: Tensor, queries: Tensor, window: int | None) -> Tensor:

@@ -3,6 +3,9 @@
 Every sequence owns the pages in its table, from its admission to its end; the prefix cache owns those
 that it keeps. Several may own a page; such a page is full and is never written again. Invariant, checked
 by `check`: free + owned = all, no page is both, and each has as many owners as it counts.
+
+A slot of a page may be dead: the page came back from a lower tier without that token, and nobody attends
+to it. A page keeps its dead slots as long as it has an owner; free pages have none.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from torch import Tensor
 class PagePool:
     """Keys and values of every layer in pages of `page_size` tokens.
 
-    `keys[layer]` and `values[layer]` are [pages, page size, kv heads, head width] on `device`.
+    `keys[layer]` and `values[layer]` are [pages, page size, kv heads, head width] on `device`, `dead`
+    is [pages, page size] on the CPU.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class PagePool:
         shape = (layers, pages, page_size, kv_heads, head_dim)
         self.keys = _zeros(shape, dtype, torch.device(device))
         self.values = _zeros(shape, dtype, torch.device(device))
+        self.dead = np.zeros((pages, page_size), np.bool_)
         self.pages = pages
         self.page_size = page_size
         self._free = list(range(pages - 1, -1, -1))
@@ -78,15 +83,18 @@ class PagePool:
 
     def release(self, pages: Iterable[int]) -> None:
         """Take pages back from one of their owners; those without owners are free again."""
+        before = len(self._free)
         for page in pages:
             self._owners[page] -= 1
             if not self._owners[page]:
                 self._free.append(page)
+        self.dead[self._free[before:]] = False
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy what every layer holds in `sources` into `targets`, one for one."""
+        """Copy what every layer holds in `sources` into `targets`, one for one, dead slots too."""
         for kept in (self.keys, self.values):
             kept[:, targets] = kept[:, sources]
+        self.dead[targets] = self.dead[sources]
 
     def clear(self, pages: Iterable[int]) -> None:
         """Write zeros over what every layer holds in `pages`: NaN there could reach the next owner."""
@@ -100,6 +108,7 @@ class PagePool:
         assert [owners[page] for page in range(self.pages)] == self._owners, "a KV page's owners are wrong"
         free = [page for page, count in enumerate(self._owners) if not count]
         assert sorted(self._free) == free, "a KV page is lost or free twice"
+        assert not self.dead[free].any(), "a free KV page has dead slots"
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -28,6 +28,7 @@ class DeviceModel:
 
     def __init__(self, fused: Fused, name: str, recorder: Recorder | None = None) -> None:
         self.name = name
+        self.drops = False
         self.config = fused.config
         self.dtype = fused.dtype
         self.device = fused.device

@@ -11,7 +11,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,18 +21,20 @@ from torch import Tensor
 from engine.kv.pages import PagePool
 from engine.models import rotary
 from engine.models.config import ModelConfig
-from engine.models.step import Batch, LayerDetail, Output, output_of
+from engine.models.step import SCORED_LAYERS, Batch, LayerDetail, Output, output_of
 from engine.models.weights import StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """Tokens [offset, offset + count) are one sequence's positions from `start`."""
+    """Tokens [offset, offset + count) are one sequence's positions from `start`; the last `scored` are scored."""
 
+    span: int
     offset: int
     count: int
     start: int
     table: Tensor  # int64 [1, pages]
+    scored: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,9 @@ class _Work:
         detailed = torch.from_numpy(batch.detail.spans if batch.detail else batch.rows[:0]).long()
         prompts = torch.from_numpy(batch.detail.prompt_lengths if batch.detail else batch.rows[:0]).long()
         ends = starts + counts
+        scored = [0] * len(counts)
+        if batch.scored is not None:
+            scored = np.clip(batch.starts + batch.counts - batch.scored, 0, batch.counts).tolist()
         return cls(
             tokens=torch.from_numpy(batch.tokens).long(),
             positions=torch.arange(len(batch.tokens)) - (offsets - starts).repeat_interleave(counts),
@@ -65,7 +72,7 @@ class _Work:
             decode_table=tables[single],
             decode_lengths=ends[single],
             prefills=[
-                _Prefill(offset, count, start, tables[i : i + 1])
+                _Prefill(i, offset, count, start, tables[i : i + 1], scored[i])
                 for i, (offset, count, start) in enumerate(spans)
                 if count > 1
             ],
@@ -92,6 +99,7 @@ class Llama:
         self.dtype = dtype
         self.device = torch.device("cpu")
         self.ops = ops
+        self.drops = True
         embedding = weights["model.embed_tokens.weight"].tensor()
         self.embedding = embedding.to(dtype)
         self.head = embedding if config.tied_embeddings else weights["lm_head.weight"].tensor()
@@ -99,7 +107,6 @@ class Llama:
         self.layers = [_Layer(config, weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
         length = min(config.max_context, max_context or config.max_context)
         self.cos, self.sin = rotary.tables(config, length)
-        # Only where there is one: a backend without windows says so, at the first step.
         self._window = {} if config.sliding_window is None else {"window": config.sliding_window}
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -111,22 +118,38 @@ class Llama:
         """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
         wanted = batch.detail.layers.tolist() if batch.detail else []
         work = _Work.of(batch)
+        # Only where there is some: a backend without windows or dead slots says so, at the first step.
+        unseen: dict[str, Any] = dict(self._window)
+        if pool.dead.any():
+            unseen["dead"] = torch.from_numpy(pool.dead).to(pool.keys.device)
+        mass = {p.span: torch.zeros(2, p.start + p.count) for p in work.prefills if p.scored}
+        layers = len(range(0, self.config.layers, SCORED_LAYERS))
         lens, heads, seconds = [], [], 0.0
         x = self.embedding[work.tokens].float()
         rotation = self.cos[work.positions], self.sin[work.positions]
         for index, layer in enumerate(self.layers):
             keys, values = pool.keys[index], pool.values[index]
-            q = self._attend(layer, x, rotation, work, (keys, values))
+            q = self._attend(layer, x, rotation, work, (keys, values), unseen)
+            for chunk in work.prefills if index % SCORED_LAYERS == 0 else ():
+                if chunk.scored:
+                    end = chunk.offset + chunk.count
+                    start = chunk.start + chunk.count - chunk.scored
+                    own = q[end - chunk.scored : end]
+                    found = self.ops.attention_mass(own, keys, chunk.table, start, **unseen)
+                    total, most = mass[chunk.span]
+                    total += found.mean(0) / layers
+                    torch.maximum(most, found.amax(0), out=most)
             self._feed_forward(layer, x)
             if index in wanted:
                 began = time.perf_counter()
                 places, *context = work.detail
-                heads.append(self.ops.head_statistics(q[places], keys, *context, **self._window))
+                heads.append(self.ops.head_statistics(q[places], keys, *context, **unseen))
                 lens.append(self.ops.entropy(self.logits(x[places])))
                 seconds += time.perf_counter() - began
         detail = _detail(lens, heads, seconds) if lens else None
         logits = self.logits(x[torch.from_numpy(batch.rows).long()])
-        return output_of(logits, self.ops.entropy(logits), keep, detail)
+        scores = {span: found.numpy() for span, found in mass.items()}
+        return output_of(logits, self.ops.entropy(logits), keep, detail, scores)
 
     def _attend(
         self,
@@ -135,6 +158,7 @@ class Llama:
         rotation: tuple[Tensor, Tensor],
         work: _Work,
         pages: tuple[Tensor, Tensor],
+        unseen: Mapping[str, Any],
     ) -> Tensor:
         """Add attention to the residual `x` in place; returns the rotated queries [T, H, D]."""
         config, ops = self.config, self.ops
@@ -153,12 +177,12 @@ class Llama:
         attended = torch.empty_like(q)
         if len(work.decodes):
             attended[work.decodes] = ops.decode_attention(
-                q[work.decodes], keys, values, work.decode_table, work.decode_lengths, **self._window
+                q[work.decodes], keys, values, work.decode_table, work.decode_lengths, **unseen
             )
         for chunk in work.prefills:
             places = slice(chunk.offset, chunk.offset + chunk.count)
             attended[places] = ops.prefill_attention(
-                q[places], keys, values, chunk.table, chunk.start, **self._window
+                q[places], keys, values, chunk.table, chunk.start, **unseen
             )
         x += F.linear(attended.reshape(count, -1), layer.output)
         return q

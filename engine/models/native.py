@@ -20,7 +20,7 @@ from engine.kernels.cpu.library import KINDS, PARTS
 from engine.kv.pages import PagePool
 from engine.models import rotary
 from engine.models.config import ModelConfig
-from engine.models.step import Batch, LayerDetail, Output
+from engine.models.step import SCORED_LAYERS, Batch, Floats, LayerDetail, Output
 from engine.models.weights import StoredWeight
 
 BLOCK, LANES = 32, 16
@@ -66,6 +66,7 @@ class NativeLlama:
     ) -> None:
         self.name = name
         self.config = config
+        self.drops = True
         self.dtype = torch.bfloat16
         self.device = torch.device("cpu")
         self.ops = NativeOps(kernels, self)
@@ -112,6 +113,7 @@ class NativeLlama:
         layers, spans, prompts = _detail(batch)
         lens = np.empty((len(spans), len(layers)), np.float32)
         heads = np.empty((len(spans), SIGNALS, len(layers), self.config.heads), np.float32)
+        mass, places = _mass(batch)
         asked = library.Batch(
             tokens=len(batch.tokens),
             spans=len(batch.counts),
@@ -133,12 +135,16 @@ class NativeLlama:
             values=pool.values.data_ptr(),
             layer_stride=pool.keys.stride(0),
             page_size=pool.page_size,
+            scored_layers=SCORED_LAYERS,
+            scored=batch.scored.ctypes.data if batch.scored is not None else None,
+            dead=pool.dead.ctypes.data if pool.dead.any() else None,
         )
         answer = library.Outputs(
             rows=statistics.ctypes.data,
             keep=kept.ctypes.data if keep else None,
             lens_entropy=lens.ctypes.data,
             heads=heads.ctypes.data,
+            mass=places.ctypes.data if mass else None,
         )
         if self.kernels.quaver_step(self.handle, ctypes.byref(asked), ctypes.byref(answer)):
             raise MemoryError(f"no memory for a step of {len(batch.tokens)} tokens")
@@ -151,6 +157,7 @@ class NativeLlama:
             kept=keep,
             logits=logits,
             detail=LayerDetail(lens, heads, answer.detail_seconds + seconds) if len(spans) else None,
+            mass=mass,
         )
 
     def _lens_seconds(self, rows: int, lens_rows: int, seconds: float) -> float:
@@ -243,6 +250,19 @@ class NativeOps:
             found.data_ptr(),
         )
         return found
+
+
+def _mass(batch: Batch) -> tuple[dict[int, Floats], NDArray[np.uint64]]:
+    """Room for the mass of each scored span of a prompt, and where it is, by span; 0: not scored."""
+    places = np.zeros(len(batch.counts), np.uint64)
+    if batch.scored is None:
+        return {}, places
+    ends = batch.starts + batch.counts
+    scored = np.flatnonzero((batch.scored < ends) & (batch.counts > 1)).tolist()
+    mass = {span: np.empty((2, ends[span]), np.float32) for span in scored}
+    for span, found in mass.items():
+        places[span] = found.ctypes.data
+    return mass, places
 
 
 def _detail(batch: Batch) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

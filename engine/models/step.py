@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 #: The largest logits that an `Output` lists for each row.
 TOP = 32
+
+#: Attention is scored in every one of so many layers, from the first on.
+SCORED_LAYERS = 1
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -49,6 +52,7 @@ class Batch:
     tables: Ints  # [S, pages]
     rows: Ints  # [R], places whose distribution is wanted
     detail: Detail | None = None
+    scored: Ints | None = None  # [S], position of a span's first query whose attention is summed; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,9 @@ class Output:
     """The distributions of a batch's rows at temperature 1, in nats, and their logits where kept.
 
     `ids` and `values` [R, TOP] are the largest logits, descending; a smaller vocabulary leaves −1 and
-    −inf. Row `kept[i]` has its logits in `logits[i]`.
+    −inf. Row `kept[i]` has its logits in `logits[i]`. `mass` has for each span with scored queries what
+    these attend to, summed: fp32 [2, positions up to the span's end], the mean over heads and scored layers
+    (which adds up to the number of queries), and what the head that attends most does.
     """
 
     lse: Floats  # [R], log Σ exp z
@@ -75,6 +81,7 @@ class Output:
     kept: list[int]
     logits: Tensor  # fp32 [kept, vocab]
     detail: LayerDetail | None
+    mass: dict[int, Floats] = field(default_factory=dict)  # by span
 
 
 class Ops(Protocol):
@@ -95,10 +102,12 @@ class Ops(Protocol):
 class Model(Protocol):
     """Weights that can compute steps. `dtype` and `device` are those of the KV pages it reads and writes.
 
-    Batches and outputs are on the CPU, whatever the device.
+    Batches and outputs are on the CPU, whatever the device. `drops`: it leaves dead slots of the pool out
+    and scores what its batches ask for; others need a pool without dead slots, and score nothing.
     """
 
     name: str  # of the backend
+    drops: bool
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
@@ -111,7 +120,13 @@ class Model(Protocol):
         ...
 
 
-def output_of(logits: Tensor, entropy: Tensor, kept: list[int], detail: LayerDetail | None) -> Output:
+def output_of(
+    logits: Tensor,
+    entropy: Tensor,
+    kept: list[int],
+    detail: LayerDetail | None,
+    mass: dict[int, Floats] | None = None,
+) -> Output:
     """Return the Output of rows whose logits [R, V] are all at hand."""
     rows, vocab = logits.shape
     ids = np.full((rows, TOP), -1, np.int32)
@@ -120,4 +135,4 @@ def output_of(logits: Tensor, entropy: Tensor, kept: list[int], detail: LayerDet
     ids[:, : top.indices.shape[1]] = top.indices.numpy()
     values[:, : top.values.shape[1]] = top.values.numpy()
     lse: Any = logits.logsumexp(-1).numpy()
-    return Output(lse, entropy.numpy(), ids, values, kept, logits[kept], detail)
+    return Output(lse, entropy.numpy(), ids, values, kept, logits[kept], detail, mass or {})

@@ -91,6 +91,9 @@ class Batch(ctypes.Structure):
         ),
         ("layer_stride", c_int64),
         ("page_size", c_int32),
+        ("scored_layers", c_int32),
+        ("scored", c_void_p),
+        ("dead", c_void_p),
     ]
 
 
@@ -98,7 +101,7 @@ class Outputs(ctypes.Structure):
     """Where a step's results go."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("rows", "keep", "lens_entropy", "heads")),
+        *((name, c_void_p) for name in ("rows", "keep", "lens_entropy", "heads", "mass")),
         ("head_seconds", c_double),
         ("detail_seconds", c_double),
     ]

@@ -24,6 +24,7 @@ class Pages(ctypes.Structure):
         ("page_size", ctypes.c_int),
         ("groups", ctypes.c_int),
         ("width", ctypes.c_int),
+        ("dead", ctypes.c_void_p),
     ]
 
 
@@ -43,7 +44,10 @@ class Rotary(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Case:
-    """One sequence whose keys and values lie in random pages, with garbage in every slot it does not own."""
+    """One sequence whose keys and values lie in random pages, with garbage in every slot it does not own.
+
+    Of its first `prefix` tokens some are dead, if `holed`: garbage is in their slots too.
+    """
 
     context: int
     groups: int
@@ -53,6 +57,8 @@ class Case:
     window: int
     seed: int
     loudness: float
+    prefix: int = 0
+    holed: float = 0.0  # share of these that is dead, about
 
     def __post_init__(self) -> None:
         random = torch.Generator().manual_seed(self.seed)
@@ -62,22 +68,31 @@ class Case:
         place = torch.randperm(total, generator=random)[:used]
         slots = torch.arange(self.context)
         slots = place[slots // self.page_size] * self.page_size + slots % self.page_size
+        alive = (torch.rand(self.context, generator=random) >= self.holed) | (
+            torch.arange(self.context) >= self.prefix
+        )
+        dead = torch.zeros(total * self.page_size, dtype=torch.uint8)
+        dead[slots[~alive]] = 1
         pages = []
         for garbage in (float("nan"), float("inf")):
             filled = torch.full(shape, garbage, dtype=torch.bfloat16)
             own = torch.randn(self.context, self.groups, self.width, generator=random)
-            filled.view(-1, self.groups, self.width)[slots] = own.bfloat16()
+            filled.view(-1, self.groups, self.width)[slots[alive]] = own.bfloat16()[alive]
             pages.append(filled)
         rows = torch.randn(self.context, (self.heads + 2 * self.groups) * self.width, generator=random)
         object.__setattr__(self, "keys", pages[0])
         object.__setattr__(self, "values", pages[1])
         object.__setattr__(self, "table", place.to(torch.int32))
         object.__setattr__(self, "qkv", rows * self.loudness)
+        object.__setattr__(self, "alive", alive)
+        object.__setattr__(self, "dead", dead.view(total, self.page_size))
 
     keys: Tensor = field(init=False)
     values: Tensor = field(init=False)
     table: Tensor = field(init=False)
     qkv: Tensor = field(init=False)
+    alive: Tensor = field(init=False)  # bool [context]
+    dead: Tensor = field(init=False)  # uint8 [pages, page size]
 
     @property
     def heads(self) -> int:
@@ -86,9 +101,9 @@ class Case:
     def structures(self) -> tuple[Heads, Pages]:
         """What the native functions take."""
         heads = Heads(self.heads, self.groups, self.width, self.window, 1e-5)
-        return heads, Pages(
-            self.keys.data_ptr(), self.values.data_ptr(), self.page_size, self.groups, self.width
-        )
+        dead = None if self.alive.all() else self.dead.data_ptr()
+        sizes = self.page_size, self.groups, self.width
+        return heads, Pages(self.keys.data_ptr(), self.values.data_ptr(), *sizes, dead)
 
     def queries(self) -> Tensor:
         """[context, H, D] in fp64."""
@@ -101,12 +116,13 @@ class Case:
             "thd,hkd->thk", self.queries()[first:], k.repeat_interleave(self.share, 0)
         )
         own, at = torch.arange(first, self.context)[:, None], torch.arange(self.context)
-        seen = (at <= own) & ((at > own - self.window) | (self.window == 0))
+        seen = (at <= own) & ((at > own - self.window) | (self.window == 0)) & self.alive
         return (scores / math.sqrt(self.width)).masked_fill(~seen[:, None], float("-inf")).softmax(-1)
 
     def attention(self, first: int) -> tuple[Tensor, Tensor]:
         """Attention of positions `first` …, and the sizes of what is summed: [rows, H, D] fp64 each."""
         v = reference.gather(self.values, self.table[None].long())[0, :, : self.context].double()
+        v[:, ~self.alive] = 0
         v = v.repeat_interleave(self.share, 0)
         weights = self.softmax(first)
         return torch.einsum("thk,hkd->thd", weights, v), torch.einsum("thk,hkd->thd", weights, v.abs())
@@ -114,8 +130,11 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, longest: int) -> Case:
+    context = draw(st.integers(1, longest))
     return Case(
-        context=draw(st.integers(1, longest)),
+        context=context,
+        prefix=draw(st.integers(0, context - 1)),
+        holed=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
         groups=draw(st.integers(1, 4)),
         share=draw(st.integers(1, 7)),
         width=draw(st.sampled_from([16, 32, 64, 80, 128])),

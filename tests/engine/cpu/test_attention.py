@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 from hypothesis import given
@@ -45,8 +46,10 @@ def decode_in_parts(native: ctypes.CDLL, case: Case, with_weights: bool) -> tupl
     return out, weights
 
 
-def prefill(native: ctypes.CDLL, case: Case, start: int) -> Tensor:
-    """Attention of positions `start` …: [rows, H, D]."""
+def prefill(
+    native: ctypes.CDLL, case: Case, start: int, scored: int = 0, mass: Tensor | None = None
+) -> Tensor:
+    """Attention of positions `start` …: [rows, H, D]; adds that of positions `scored` … to `mass`."""
     heads, pages = case.structures()
     count = case.context - start
     out = torch.full((count, case.heads, case.width), float("nan"))
@@ -63,6 +66,9 @@ def prefill(native: ctypes.CDLL, case: Case, start: int) -> Tensor:
         start,
         count,
         p(layout),
+        scored,
+        p(mass),
+        ctypes.c_int64(0 if mass is None else mass.shape[1]),
         p(out),
         ctypes.c_int64(case.heads * case.width),
         p(room),
@@ -98,7 +104,7 @@ def test_decode_in_parts_gives_the_same_bits(native: ctypes.CDLL, case: Case, wi
 @given(case=cases(200), data=st.data())
 def test_prefill_is_causal_attention_of_a_chunk(native: ctypes.CDLL, case: Case, data: st.DataObject) -> None:
     case.qkv.copy_(case.qkv.bfloat16())  # so that rounding q, as matrix tiles do, changes nothing
-    start = data.draw(st.integers(0, case.context - 1))
+    start = data.draw(st.integers(case.prefix, case.context - 1))
     out = prefill(native, case, start)
     expected, size = case.attention(start)
     # Matrix tiles take widths of whole 32s and round each weight to bf16.
@@ -111,8 +117,25 @@ def test_prefill_is_causal_attention_of_a_chunk(native: ctypes.CDLL, case: Case,
 def test_prefill_does_not_depend_on_how_a_prompt_is_cut(
     native: ctypes.CDLL, case: Case, data: st.DataObject
 ) -> None:
+    case = replace(case, holed=0.0)
     start = data.draw(st.integers(0, case.context - 1))
     assert torch.equal(prefill(native, case, 0)[start:], prefill(native, case, start))
+
+
+@relaxed
+@given(case=cases(200), data=st.data())
+def test_mass_is_what_the_last_queries_attend_to(
+    native: ctypes.CDLL, case: Case, data: st.DataObject
+) -> None:
+    case.qkv.copy_(case.qkv.bfloat16())
+    start = data.draw(st.integers(case.prefix, case.context - 1))
+    scored = data.draw(st.integers(start, case.context - 1))
+    mass = torch.zeros(case.heads, -(-case.context // 32) * 32)
+    prefill(native, case, start, scored, mass)
+    expected = case.softmax(scored).sum(0)[:, case.alive]
+    found = mass[:, : int(case.alive.sum())].double()
+    assert ((found - expected).abs() <= 2 * BF16 * expected + 1e-6).all()
+    assert mass[:, int(case.alive.sum()) :].abs().sum() == 0
 
 
 def test_a_long_prompts_last_chunk(native: ctypes.CDLL) -> None:

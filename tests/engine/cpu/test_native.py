@@ -156,6 +156,52 @@ def test_every_family_as_the_reference_computes_it(native: ctypes.CDLL, family: 
         starts = [start + count for start, count in zip(starts, counts, strict=True)]
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_dead_slots_and_what_is_attended_to_as_the_reference_has_them(
+    native: ctypes.CDLL, family: str
+) -> None:
+    """A prompt whose first chunk has lost tokens since, beside one that has not; then a decode of each."""
+    config = FAMILIES[family]
+    ours = native_model(native, config)
+    theirs = Llama(config, weights_of(config), torch.float32, kernels.load("reference"))
+    ids = np.random.default_rng(3).integers(0, config.vocab, (2, 120)).astype(np.int32)
+    tables = [list(range(i, 32, 2)) for i in range(2)]
+    pools = [pool_of(model, 256) for model in (ours, theirs)]
+    dead = [3, 4, 5, 20, 41, 59, 60]
+    starts = [0, 0]
+    for counts in ((61, 30), (30, 60), (1, 1)):
+        batch = spans_batch(
+            [
+                ids[i, start : start + count]
+                for i, (start, count) in enumerate(zip(starts, counts, strict=True))
+            ],
+            starts,
+            tables,
+            list(range(config.layers)),
+        )
+        batch = replace(batch, scored=np.array([80, 25], np.int32))
+        keep = list(range(len(batch.rows)))
+        found, expected = (
+            model.step(batch, pool, keep) for model, pool in zip((ours, theirs), pools, strict=True)
+        )
+        close(found, expected)
+        np.testing.assert_allclose(found.detail.heads, expected.detail.heads, atol=0.05)
+        assert found.mass.keys() == expected.mass.keys()
+        for span, mass in found.mass.items():
+            end = starts[span] + counts[span]
+            queries = end - max(int(batch.scored[span]), starts[span])
+            np.testing.assert_allclose(mass, expected.mass[span], atol=0.03 * queries)
+            assert mass[0].sum() == pytest.approx(queries, rel=0.02)
+            assert span or not mass[:, dead].any()
+        starts = [start + count for start, count in zip(starts, counts, strict=True)]
+        if starts[0] == 61:
+            assert set(found.mass) == {1}
+            for pool in pools:
+                lost = np.array(tables[0])[np.array(dead) // PAGE], np.array(dead) % PAGE
+                pool.dead[lost] = True
+                pool.keys[:, *lost] = pool.values[:, *lost] = 50.0
+
+
 def _ends(batch: Batch) -> NDArray[np.int32]:
     return batch.offsets + batch.counts - 1
 

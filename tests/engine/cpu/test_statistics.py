@@ -29,7 +29,9 @@ def statistics(native: ctypes.CDLL, weights: Tensor, length: int, prompt_length:
 def test_head_statistics_of_decodes_weights(
     native: ctypes.CDLL, case: Case, prompt: float, loud: int
 ) -> None:
-    case = replace(case, window=0, loudness=case.loudness * loud)  # most weights underflow when loud
+    case = replace(
+        case, window=0, holed=0.0, loudness=case.loudness * loud
+    )  # most weights underflow when loud
     _, weights = decode(native, case, True)
     assert weights is not None
     prompt_length = max(1, round(prompt * case.context))

@@ -103,22 +103,43 @@ void over_width(int width, const Step& step) {
   for (; width - at >= 16; at += 16) step(std::integral_constant<int, 16>{}, at);
 }
 
-// What one part of the context, `count` positions, needs besides the pages.
+// What one part of the context, positions [from, to), needs besides the pages.
 struct Part {
-  int count;
-  int64_t place[PART + LANES + AHEAD];  // where a position's row begins; past the end, the last one's again
+  const bool whole;  // every position is there
+  const int length;
+  int count = 0;                        // positions that are there
+  int64_t place[PART + LANES + AHEAD];  // where the row of each begins; past the end, the last one's again
+  int16_t position[PART];               // which it is, from `from` on; set unless whole
   alignas(64) float scores[4 * PART + LANES];
 
-  Part(const Pages& pages, const int32_t* table, int group, int from, int to) : count(to - from) {
+  Part(const Pages& pages, const int32_t* table, int group, int from, int to) : whole(!pages.dead), length(to - from) {
     const int64_t step = int64_t(pages.groups) * pages.width;
-    for (int i = 0; i < count;) {
-      const int at = from + i, offset = at % pages.page_size, run = std::min(count - i, pages.page_size - offset);
-      int64_t row = (int64_t(table[at / pages.page_size]) * pages.page_size + offset) * step + int64_t(group) * pages.width;
-      for (const int end = i + run; i < end; ++i, row += step) place[i] = row;
+    for (int i = 0; i < length;) {
+      const int at = from + i, offset = at % pages.page_size, run = std::min(length - i, pages.page_size - offset);
+      int64_t slot = int64_t(table[at / pages.page_size]) * pages.page_size + offset;
+      int64_t row = slot * step + int64_t(group) * pages.width;
+      if (whole) {
+        for (const int end = i + run; i < end; ++i, row += step) place[count++] = row;
+      } else {
+        for (const int end = i + run; i < end; ++i, ++slot, row += step) {
+          if (pages.dead[slot]) continue;
+          position[count] = int16_t(i);
+          place[count++] = row;
+        }
+      }
     }
-    std::fill(place + count, place + count + LANES + AHEAD, place[count - 1]);
+    if (count) std::fill(place + count, place + count + LANES + AHEAD, place[count - 1]);
   }
 };
+
+// What a part leaves in which nobody is there.
+void leave_nothing(int heads, int width, int length, float* found, float* weights, int64_t stride) {
+  for (int h = 0; h < heads; ++h) {
+    std::fill_n(found + h * (FOUND + width), FOUND + width, 0.f);
+    found[h * (FOUND + width)] = -INFINITE;
+    if (weights) std::fill_n(weights + h * stride, length, 0.f);
+  }
+}
 
 // HEADS heads of a group, whose scaled queries are `q` [HEADS, width], over one part. `weights`, if wanted, gets
 // exp(score − largest), as yet without the divisor.
@@ -158,7 +179,9 @@ void attend(const float* q, const Pages& pages, Part& part, float* found, float*
     mine[1] = 0;
     for (int k = 0; k < BATCH; ++k) mine[1] += total[h * BATCH + k];
     if (!weights) continue;
-    for (int i = 0; i < count; ++i) weights[h * stride + i] = scores[i / BATCH * LANES + h * BATCH + i % BATCH];
+    float* const to = weights + h * stride;
+    if (!part.whole) std::fill_n(to, part.length, 0.f);
+    for (int i = 0; i < count; ++i) to[part.whole ? i : part.position[i]] = scores[i / BATCH * LANES + h * BATCH + i % BATCH];
   }
   over_width(width, [&](auto columns, int c) {
     blend_values<HEADS, columns>(scores, pages.values + c, part.place, count, found + FOUND + c, found_stride);
@@ -193,9 +216,10 @@ void decode_attention_part(const float* q, const Heads& heads, const Pages& page
   const float scale = 1.f / std::sqrt(float(width));
   for (int i = 0; i < share * width; i += LANES) store(scaled + i, load(q + int64_t(group) * share * width + i) * splat(scale));
   Part mine(pages, table, group, from, to);
+  if (weights) weights += int64_t(group) * share * stride + from;
+  if (!mine.count) return leave_nothing(share, width, mine.length, found, weights, stride);
   const auto attend_heads = [&](auto count, int h) {
-    attend<count>(scaled + h * width, pages, mine, found + h * (FOUND + width),
-                  weights ? weights + (int64_t(group) * share + h) * stride + from : nullptr, stride);
+    attend<count>(scaled + h * width, pages, mine, found + h * (FOUND + width), weights ? weights + h * stride : nullptr, stride);
   };
   int h = 0;
   for (; share - h >= 4; h += 4) attend_heads(std::integral_constant<int, 4>{}, h);

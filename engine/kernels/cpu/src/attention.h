@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace quaver {
 
@@ -11,6 +12,7 @@ struct Pages {
   uint16_t* keys;
   uint16_t* values;
   int page_size, groups, width;
+  const uint8_t* dead;  // [pages, page size], not 0: the slot holds no token, and nobody sees it; null: there are none
 };
 
 struct Heads {
@@ -35,7 +37,7 @@ void rotate_and_store(float* qkv, const Heads&, const Rotary&, const Pages&, int
 // Attention of one query token at `position` over its sequence, for one key-value head.
 // `q` points to the token's qkv row; `out` [heads · width] fp32 receives heads of that group. `table` lists the pages.
 // When `weights` is not null, it is [heads, stride] and receives the softmax weights of the group's heads over
-// positions 0 … position (those outside the window are 0). `scratch`: decode_scratch_bytes(position + 1), per thread.
+// positions 0 … position (those outside the window, and dead ones, are 0). `scratch`: decode_scratch_bytes(position + 1), per thread.
 size_t decode_scratch_bytes(const Heads&, int context);
 void decode_attention(const float* q, const Heads&, const Pages&, const int32_t* table, int position, int group, float* out,
                       float* weights, int64_t stride, void* scratch);
@@ -56,12 +58,22 @@ void decode_attention_merge(const Heads&, int position, int group, const float* 
 // `qkv` is [count, qkv_stride] rows of rotated q; `out` [count, out_stride].
 // Keys and values of the context may first be laid out for matrix tiles: prefill_prepare fills `layout` for one group, once,
 // (prefill_layout_bytes, shared by all query blocks of that group); without matrix tiles it may be empty.
+// Where the context has dead slots, tokens are counted without them: `rank` [start + count + 1] has the live ones before each
+// position; null without dead slots. `scores.mass`, if not null, has the weights of queries at positions from `scores.from` on
+// added to it: [heads of the group, `scores.stride`], by rank; written up to the context, rounded up to 32.
+struct Scores {
+  float* mass;
+  int64_t stride;
+  int from;
+};
 constexpr int QUERIES = 32;
+std::vector<int32_t> ranks(const Pages&, const int32_t* table, int context);
 size_t prefill_layout_bytes(const Heads&, int context);
 void prefill_prepare(const Heads&, const Pages&, const int32_t* table, int context, int group, void* layout);
 size_t prefill_scratch_bytes(const Heads&, int context);
 void prefill_attention(const float* qkv, int64_t qkv_stride, const Heads&, const Pages&, const int32_t* table, int start, int count,
-                       int group, int block, const void* layout, float* out, int64_t out_stride, void* scratch);
+                       int group, int block, const void* layout, const int32_t* rank, Scores scores, float* out,
+                       int64_t out_stride, void* scratch);
 
 // The five head signals of one token from its weights [heads, stride]: out [5, heads] in the order of HEAD_SIGNALS, NaN is absent.
 // `length` counts the token itself. Definitions: reference.head_statistics.

@@ -37,6 +37,9 @@ struct Batch {
   uint16_t* values;
   int64_t layer_stride;           // elements between two layers' pages
   int32_t page_size;
+  int32_t scored_layers;          // attention is scored in every one of so many layers, from the first on
+  const int32_t* scored;          // [spans], position of the first query that is scored; null: none
+  const uint8_t* dead;            // [pages, page size], not 0: the slot holds no token; null: all do
 };
 
 struct Outputs {
@@ -44,6 +47,8 @@ struct Outputs {
   float* const* keep;     // [rows], null or null entries: no logits wanted
   float* lens_entropy;    // [details, layers]
   float* heads;           // [details, 5, layers, heads]
+  float* const* mass;     // [spans], null or null entries: not scored. Else [2, context], overwritten: what the scored queries
+                          // of a prompt's span attend to, summed; the mean over heads and scored layers, and the largest
   double head_seconds;    // wall time of the LM head
   double detail_seconds;  // time of the head statistics, a thread's
 };

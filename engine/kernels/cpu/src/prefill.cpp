@@ -50,6 +50,15 @@ namespace quaver {
 
 using namespace attention;
 
+std::vector<int32_t> ranks(const Pages& pages, const int32_t* table, int context) {
+  std::vector<int32_t> found(context + 1);
+  for (int at = 0; at < context; ++at) {
+    const int64_t slot = int64_t(table[at / pages.page_size]) * pages.page_size + at % pages.page_size;
+    found[at + 1] = found[at] + !(pages.dead && pages.dead[slot]);
+  }
+  return found;
+}
+
 size_t prefill_layout_bytes(const Heads& heads, int context) {
   if (tiles_fit(heads)) return tiles_layout_bytes(heads, context);
   return 2 * sizeof(float) * padded(context) * heads.width;
@@ -60,14 +69,15 @@ void prefill_prepare(const Heads& heads, const Pages& pages, const int32_t* tabl
   const int width = heads.width, end = padded(context);
   float* const keys = static_cast<float*>(layout);
   float* const values = keys + int64_t(end) * width;
+  LiveRows rows{pages, table, context, group};
   for (int at = 0; at < end; ++at) {
     float* const column = keys + int64_t(at / CHUNK) * width * CHUNK + at % CHUNK;
     float* const row = values + int64_t(at) * width;
-    if (at >= context) {
+    const int64_t from = rows.next();
+    if (from < 0) {
       for (int c = 0; c < width; ++c) column[c * CHUNK] = row[c] = 0;
       continue;
     }
-    const int64_t from = row_of(pages, table, at, group);
     for (int c = 0; c < width; ++c) column[c * CHUNK] = bf16_to_float(pages.keys[from + c]);
     for (int c = 0; c < width; c += LANES) store(row + c, load_bf16(pages.values + from + c));
   }
@@ -79,10 +89,11 @@ size_t prefill_scratch_bytes(const Heads& heads, int context) {
 }
 
 void prefill_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, const Pages& pages, const int32_t* table, int start,
-                       int count, int group, int index, const void* layout, float* out, int64_t out_stride, void* scratch) {
+                       int count, int group, int index, const void* layout, const int32_t* rank, Scores scored, float* out,
+                       int64_t out_stride, void* scratch) {
   if (tiles_fit(heads))
-    return tiles_attention(qkv, qkv_stride, heads, start, count, group, index, layout, out, out_stride, scratch);
-  const Block block(heads, start, count, index);
+    return tiles_attention(qkv, qkv_stride, heads, start, count, group, index, layout, rank, scored, out, out_stride, scratch);
+  const Block block(heads, start, count, index, rank);
   const int width = heads.width, share = heads.heads / heads.groups, stride = score_stride(start + count);
   const float* const keys = static_cast<const float*>(layout);
   const float* const values = keys + int64_t(padded(start + count)) * width;
@@ -103,6 +114,8 @@ void prefill_attention(const float* qkv, int64_t qkv_stride, const Heads& heads,
       inverse[r] = 1.f / softmax(row, block, block.seen_from(heads, r), block.seen_to(r), scale,
                                  [&](int at, Lanes weights) { store_lanes(row + at, weights); });
     }
+    for (int r = block.scored(scored); r < block.rows; ++r)
+      add_mass(scores + int64_t(r) * stride, block, inverse[r], scored.mass + (head - group * share) * scored.stride);
     for (int r = 0; r < block.rows; r += 4) {
       float* const to = out + (block.first + r) * out_stride + int64_t(head) * width;
       const auto blend = [&](auto columns, int c) {
@@ -134,14 +147,17 @@ size_t quaver_prefill_scratch_bytes(const quaver::Heads* heads, int context) {
   return quaver::prefill_scratch_bytes(*heads, context);
 }
 
-// Unlike the C++ function it computes all groups and blocks.
+// Unlike the C++ function it computes all groups and blocks, and ranks.
 void quaver_prefill_attention(const float* qkv, int64_t qkv_stride, const quaver::Heads* heads, const quaver::Pages* pages,
-                              const int32_t* table, int start, int count, void* layout, float* out, int64_t out_stride,
-                              void* scratch) {
+                              const int32_t* table, int start, int count, void* layout, int scored_from, float* mass,
+                              int64_t mass_stride, float* out, int64_t out_stride, void* scratch) {
+  const std::vector<int32_t> rank = quaver::ranks(*pages, table, start + count);
+  const int32_t* const live = pages->dead ? rank.data() : nullptr;
   for (int group = 0; group < heads->groups; ++group) {
     quaver::prefill_prepare(*heads, *pages, table, start + count, group, layout);
     for (int block = 0; block * quaver::QUERIES < count; ++block)
-      quaver::prefill_attention(qkv, qkv_stride, *heads, *pages, table, start, count, group, block, layout, out, out_stride, scratch);
+      quaver::prefill_attention(qkv, qkv_stride, *heads, *pages, table, start, count, group, block, layout, live,
+                                {mass ? mass + group * (heads->heads / heads->groups) * mass_stride : nullptr, mass_stride, scored_from}, out, out_stride, scratch);
   }
 }
 }

@@ -13,20 +13,35 @@ inline int padded(int context) { return (context + CHUNK - 1) / CHUNK * CHUNK; }
 inline int score_stride(int context) { return padded(context) + LANES; }
 
 // One block of queries: the tokens [first, first + rows) of the chunk, and the keys [from, to) that any of them sees.
+// Keys are counted without dead ones.
 struct Block {
+  const int32_t* rank;
   int first, rows, position, from, to;
 
-  Block(const Heads& heads, int start, int count, int block)
-      : first(block * QUERIES), rows(std::min(QUERIES, count - first)), position(start + first), from(0), to(padded(position + rows)) {
-    if (heads.window > 0) from = std::max(0, position + 1 - heads.window) / CHUNK * CHUNK;
+  Block(const Heads& heads, int start, int count, int block, const int32_t* live)
+      : rank(live), first(block * QUERIES), rows(std::min(QUERIES, count - first)), position(start + first) {
+    from = seen_from(heads, 0) / CHUNK * CHUNK;
+    to = padded(seen_to(rows - 1));
   }
 
   // Keys that row `row` sees: [seen_from, seen_to).
   int seen_from(const Heads& heads, int row) const {
-    return heads.window > 0 ? std::max(0, position + row + 1 - heads.window) : 0;
+    return heads.window > 0 ? before(std::max(0, position + row + 1 - heads.window)) : 0;
   }
-  int seen_to(int row) const { return position + row + 1; }
+  int seen_to(int row) const { return before(position + row + 1); }
+
+  // The first row that is scored.
+  int scored(const Scores& scores) const { return scores.mass ? std::clamp(scores.from - position, 0, rows) : rows; }
+
+ private:
+  int before(int at) const { return rank ? rank[at] : at; }
 };
+
+// Adds a row's weights over the block's keys, times `scale`, to the mass.
+template <class Weight>
+void add_mass(const Weight* weights, const Block& block, float scale, float* mass) {
+  for (int at = block.from; at < block.to; at += N) store_lanes(mass + at, load_lanes(mass + at) + load_lanes(weights + at) * scale);
+}
 
 // Sets the chunk of scores from `at` on to −inf outside [from, to).
 inline void hide(float* scores, int at, int from, int to) {
@@ -66,6 +81,6 @@ size_t tiles_layout_bytes(const Heads&, int context);
 void tiles_prepare(const Heads&, const Pages&, const int32_t* table, int context, int group, void* layout);
 size_t tiles_scratch_bytes(const Heads&, int context);
 void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads&, int start, int count, int group, int block,
-                     const void* layout, float* out, int64_t out_stride, void* scratch);
+                     const void* layout, const int32_t* rank, Scores, float* out, int64_t out_stride, void* scratch);
 
 }  // namespace quaver::attention

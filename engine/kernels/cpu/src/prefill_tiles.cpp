@@ -112,10 +112,11 @@ void tiles_prepare(const Heads& heads, const Pages& pages, const int32_t* table,
   static const uint16_t zeros[1024] = {};
   uint16_t* keys = static_cast<uint16_t*>(layout);
   uint16_t* values = keys + int64_t(end) * width;
+  LiveRows rows{pages, table, context, group};
   for (int at = 0; at < end; at += CHUNK) {
     const uint16_t *key[CHUNK], *value[CHUNK];
     for (int i = 0; i < CHUNK; ++i) {
-      const int64_t row = at + i < context ? row_of(pages, table, at + i, group) : -1;
+      const int64_t row = rows.next();
       key[i] = row < 0 ? zeros : pages.keys + row;
       value[i] = row < 0 ? zeros : pages.values + row;
     }
@@ -137,8 +138,8 @@ size_t tiles_scratch_bytes(const Heads& heads, int context) {
 }
 
 void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, int start, int count, int group, int index,
-                     const void* layout, float* out, int64_t out_stride, void* scratch) {
-  const Block block(heads, start, count, index);
+                     const void* layout, const int32_t* rank, Scores scored, float* out, int64_t out_stride, void* scratch) {
+  const Block block(heads, start, count, index, rank);
   const int width = heads.width, share = heads.heads / heads.groups, stride = score_stride(start + count);
   const uint16_t* const keys = static_cast<const uint16_t*>(layout);
   const uint16_t* const values = keys + int64_t(padded(start + count)) * width;
@@ -159,6 +160,9 @@ void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, i
       inverse[r] = 1.f / softmax(row, block, block.seen_from(heads, r), block.seen_to(r), scale,
                                  [&](int at, Lanes weight) { put_bf16(weights + at, weight); });
     }
+    for (int r = block.scored(scored); r < block.rows; ++r)
+      add_mass(reinterpret_cast<const uint16_t*>(mine.scores + int64_t(r) * stride), block, inverse[r],
+               scored.mass + (head - group * share) * scored.stride);
     const uint16_t* const weights = reinterpret_cast<const uint16_t*>(mine.scores);
     for (int c = 0; c < width; c += 32) {
       blend_values(weights + block.from, 2 * stride, values + int64_t(block.from) * width + c / 16 * TILE, width,
@@ -178,7 +182,8 @@ bool tiles_fit(const Heads&) { return false; }
 size_t tiles_layout_bytes(const Heads&, int) { return 0; }
 void tiles_prepare(const Heads&, const Pages&, const int32_t*, int, int, void*) {}
 size_t tiles_scratch_bytes(const Heads&, int) { return 0; }
-void tiles_attention(const float*, int64_t, const Heads&, int, int, int, int, const void*, float*, int64_t, void*) {}
+void tiles_attention(const float*, int64_t, const Heads&, int, int, int, int, const void*, const int32_t*, Scores, float*, int64_t,
+                     void*) {}
 
 #endif
 

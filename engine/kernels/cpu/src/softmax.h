@@ -88,4 +88,17 @@ inline int64_t row_of(const Pages& pages, const int32_t* table, int at, int grou
   return (slot * pages.groups + group) * pages.width;
 }
 
+// The rows of a sequence's first `context` tokens in order, without dead ones; −1 once there is none left.
+struct LiveRows {
+  const Pages& pages;
+  const int32_t* table;
+  const int context, group;
+  int at = 0;
+
+  int64_t next() {
+    while (pages.dead && at < context && pages.dead[int64_t(table[at / pages.page_size]) * pages.page_size + at % pages.page_size]) ++at;
+    return at < context ? row_of(pages, table, at++, group) : -1;
+  }
+};
+
 }  // namespace quaver::attention

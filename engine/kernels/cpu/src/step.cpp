@@ -92,10 +92,20 @@ class Step {
   int last_position(int span) const { return b.start[span] + b.count[span] - 1; }
   int last_token(int span) const { return b.offset[span] + b.count[span] - 1; }
   bool decodes(int span) const { return b.count[span] == 1; }
+  // Query blocks of a prompt's span with queries that are scored, the last ones.
+  int scored_blocks(int span) const {
+    if (!out.mass || !out.mass[span] || b.scored[span] > last_position(span)) return 0;
+    return ceil_div(b.count[span], QUERIES) - std::max(b.scored[span] - b.start[span], 0) / QUERIES;
+  }
+  int64_t mass_stride(int span) const { return ceil_div(last_position(span) + 1, QUERIES) * QUERIES; }
+  void score(int number) const;
   const int32_t* table(int span) const { return b.tables + size_t(span) * b.table_width; }
   float* projected(int token) const { return qkv + size_t(token) * qkv_cols; }
-  Pages pages(int layer) const {
-    return {b.keys + layer * b.layer_stride, b.values + layer * b.layer_stride, b.page_size, c.groups, c.width};
+  Pages pages(int layer, int span) const {
+    return {b.keys + layer * b.layer_stride, b.values + layer * b.layer_stride, b.page_size, c.groups, c.width, holed[span] ? b.dead : nullptr};
+  }
+  bool is_dead(int span, int position) const {
+    return holed[span] && b.dead[int64_t(table(span)[position / b.page_size]) * b.page_size + position % b.page_size];
   }
   Rotary rotary(int layer) const {
     const Layer& l = m.layers[layer];
@@ -122,6 +132,9 @@ class Step {
   std::vector<float*> parts;                // [spans], what the parts of a shared decode found, group after group
   std::vector<int> detail_of;               // [spans], −1: none
   std::vector<int> prompt_details;          // spans of `prefills` with detail
+  std::vector<char> holed;                  // [spans], whether the context has dead slots
+  std::vector<std::vector<int32_t>> live;   // [prefills], ranks; empty without dead slots
+  std::vector<std::vector<float>> mass;     // [prefills], [scored layers, scored blocks, heads, mass_stride]; empty: not scored
   int lens_layers = 0;
   float *weights = nullptr, *lens = nullptr;
   int64_t weights_stride = 0;
@@ -142,7 +155,8 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
       wide((batch.tokens >= WIDE || batch.tokens > batch.spans) && has_wide_product()),
       qkv_cols((c.heads + 2 * c.groups) * c.width),
       attended_cols(c.heads * c.width),
-      detail_of(batch.spans, -1) {
+      detail_of(batch.spans, -1),
+      holed(batch.spans, false) {
   const int T = b.tokens, widest = std::max(c.hidden, attended_cols);
   x = reinterpret_cast<float*>(m.buffers.get(RESIDUAL, size_t(T) * c.hidden * 4));
   qkv = reinterpret_cast<float*>(m.buffers.get(PROJECTED, size_t(T) * qkv_cols * 4));
@@ -155,6 +169,10 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
   size_t layout_bytes = 0;
   for (int s = 0; s < b.spans; ++s) {
     const int context = last_position(s) + 1;
+    for (int at = 0; b.dead && at <= b.start[s] && !holed[s]; at += b.page_size) {
+      const uint8_t* const page = b.dead + int64_t(table(s)[at / b.page_size]) * b.page_size;
+      holed[s] = std::any_of(page, page + b.page_size, [](uint8_t dead) { return dead; });
+    }
     longest = std::max(longest, context);
     if (detail_of[s] >= 0) explained = std::max(explained, context);
     if (decodes(s)) {
@@ -169,6 +187,8 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
     for (int i = 0; i < b.count[s]; ++i) tokens.emplace_back(b.offset[s] + i, s);
     for (int block = 0; block < ceil_div(b.count[s], QUERIES); ++block) blocks.emplace_back(int(prefills.size()), block);
     prefills.push_back(s);
+    live.push_back(holed[s] ? ranks(pages(0, s), table(s), context) : std::vector<int32_t>());
+    mass.emplace_back(size_t(ceil_div(c.layers, b.scored_layers)) * scored_blocks(s) * c.heads * mass_stride(s));
   }
   std::stable_sort(blocks.begin(), blocks.end(), [&](const auto& one, const auto& other) {
     return b.start[prefills[one.first]] + one.second * QUERIES > b.start[prefills[other.first]] + other.second * QUERIES;
@@ -242,6 +262,29 @@ void Step::report(Outputs& outputs) const {
       outputs.lens_entropy[d * b.layers + i] = statistics[b.rows + i * b.details + d].entropy;
     const int32_t* row = std::find(b.row_tokens, b.row_tokens + b.rows, last_token(b.detail_spans[d]));
     if (lens_layers < b.layers) outputs.lens_entropy[d * b.layers + lens_layers] = statistics[row - b.row_tokens].entropy;
+  }
+  for (int number = 0; number < int(prefills.size()); ++number) score(number);
+}
+
+// Sums what the blocks of a scored span have found, for each head, and puts mean and maximum where each token is.
+void Step::score(int number) const {
+  if (mass[number].empty()) return;
+  const int span = prefills[number], blocks = scored_blocks(span), layers = ceil_div(c.layers, b.scored_layers);
+  const int64_t stride = mass_stride(span), context = last_position(span) + 1;
+  std::vector<float> head(stride), total(stride), most(stride);
+  for (int layer = 0; layer < layers; ++layer)
+    for (int h = 0; h < c.heads; ++h) {
+      std::fill(head.begin(), head.end(), 0.f);
+      for (int block = 0; block < blocks; ++block)
+        add(mass[number].data() + ((int64_t(layer) * blocks + block) * c.heads + h) * stride, int(stride), head.data());
+      add(head.data(), int(stride), total.data());
+      for (int64_t i = 0; i < stride; ++i) most[i] = std::max(most[i], head[i]);
+    }
+  for (int at = 0; at < context; ++at) {
+    const int place = live[number].empty() ? at : live[number][at];
+    const bool dead = is_dead(span, at);
+    out.mass[span][at] = dead ? 0.f : total[place] / float(c.heads * layers);
+    out.mass[span][context + at] = dead ? 0.f : most[place];
   }
 }
 
@@ -359,11 +402,11 @@ void Step::attend(int layer, bool sampled, int thread) {
     team.loop(int(tokens.size()), [&](int i) {
       const auto [token, span] = tokens[i];
       const int position = b.start[span] + token - b.offset[span];
-      rotate_and_store(projected(token), heads, rotary(layer), pages(layer), position, b.slots[token], -1);
+      rotate_and_store(projected(token), heads, rotary(layer), pages(layer, span), position, b.slots[token], -1);
     });
     team.loop(int(prefills.size()) * c.groups, [&](int i) {
       const int span = prefills[i / c.groups];
-      prefill_prepare(heads, pages(layer), table(span), last_position(span) + 1, i % c.groups, layout + layouts[i]);
+      prefill_prepare(heads, pages(layer, span), table(span), last_position(span) + 1, i % c.groups, layout + layouts[i]);
     });
   }
   const int decodes = int(decoding.size()) * c.groups, count = shares.empty() ? decodes : int(shares.size()) * c.groups;
@@ -386,7 +429,7 @@ void Step::attend(int layer, bool sampled, int thread) {
 
 void Step::rotate(int layer, int span, int group) {
   const int token = b.offset[span];
-  rotate_and_store(projected(token), heads, rotary(layer), pages(layer), b.start[span], b.slots[token], group);
+  rotate_and_store(projected(token), heads, rotary(layer), pages(layer, span), b.start[span], b.slots[token], group);
 }
 
 // Where the heads' weights of a detail row go; null for other rows and layers.
@@ -398,7 +441,7 @@ float* Step::weights_of(int span, bool sampled) const {
 void Step::decode_part(int layer, int number, int group, bool sampled, int thread) {
   const auto [span, part] = shares[number];
   float* found = parts[span] + size_t(group) * decode_parts(last_position(span)) * decode_part_floats(heads);
-  decode_attention_part(projected(last_token(span)), heads, pages(layer), table(span), last_position(span), group, part, found,
+  decode_attention_part(projected(last_token(span)), heads, pages(layer, span), table(span), last_position(span), group, part, found,
                         weights_of(span, sampled), weights_stride, threads[thread].attention);
 }
 
@@ -409,15 +452,20 @@ void Step::merge_parts(int span, int group, bool sampled) {
 }
 
 void Step::decode(int layer, int span, int group, bool sampled, float* to, int thread) {
-  decode_attention(projected(last_token(span)), heads, pages(layer), table(span), last_position(span), group, to,
+  decode_attention(projected(last_token(span)), heads, pages(layer, span), table(span), last_position(span), group, to,
                    weights_of(span, sampled), weights_stride, threads[thread].attention);
 }
 
 void Step::prefill(int layer, int number, int block, int group, int thread) {
   const int span = prefills[number], token = b.offset[span];
-  prefill_attention(projected(token), qkv_cols, heads, pages(layer), table(span), b.start[span], b.count[span], group, block,
-                    layout + layouts[number * c.groups + group], attended + size_t(token) * attended_cols, attended_cols,
-                    threads[thread].attention);
+  const int scored = block - (ceil_div(b.count[span], QUERIES) - scored_blocks(span));
+  const int64_t stride = mass_stride(span), place = int64_t(layer / b.scored_layers) * scored_blocks(span) + scored;
+  Scores scores{nullptr, 0, 0};
+  if (scored >= 0 && layer % b.scored_layers == 0)
+    scores = {mass[number].data() + (place * c.heads + group * (c.heads / c.groups)) * stride, stride, b.scored[span]};
+  prefill_attention(projected(token), qkv_cols, heads, pages(layer, span), table(span), b.start[span], b.count[span], group, block,
+                    layout + layouts[number * c.groups + group], live[number].empty() ? nullptr : live[number].data(), scores,
+                    attended + size_t(token) * attended_cols, attended_cols, threads[thread].attention);
 }
 
 // Writes the five signals of one detail row's heads at one sampled layer.
@@ -427,6 +475,7 @@ void Step::explain(int sampled, int detail, int thread) {
   const int length = last_position(b.detail_spans[detail]) + 1;
   head_statistics(weights + size_t(detail) * c.heads * weights_stride, weights_stride, c.heads, length, b.prompt_lengths[detail],
                   found.data());
+  if (length > 1 && is_dead(b.detail_spans[detail], length - 2)) std::fill_n(&found[3 * c.heads], c.heads, std::numeric_limits<float>::quiet_NaN());
   for (int signal = 0; signal < 5; ++signal)
     std::memcpy(out.heads + ((size_t(detail) * 5 + signal) * b.layers + sampled) * c.heads, &found[size_t(signal) * c.heads], size_t(c.heads) * 4);
   threads[thread].detail_seconds += since(began);
