@@ -27,7 +27,7 @@ from engine.models.weights import StoredWeight
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """Tokens [offset, offset + count) are one sequence's positions from `start`; the last `scored` are scored."""
+    """Tokens [offset, offset + count) are one sequence's positions from `start`, the last ones `scored`."""
 
     span: int
     offset: int
@@ -49,9 +49,10 @@ class _Work:
     decode_lengths: Tensor  # [B]
     prefills: list[_Prefill]
     detail: tuple[Tensor, Tensor, Tensor, Tensor]  # [D] places, [D, pages], [D] lengths, [D] prompt lengths
+    unseen: dict[str, Any]  # what attention leaves out, as its functions take it
 
     @classmethod
-    def of(cls, batch: Batch) -> _Work:
+    def of(cls, batch: Batch, unseen: dict[str, Any]) -> _Work:
         """Take `batch` apart."""
         offsets, counts, starts, tables = (
             torch.from_numpy(a).long() for a in (batch.offsets, batch.counts, batch.starts, batch.tables)
@@ -77,6 +78,7 @@ class _Work:
                 if count > 1
             ],
             detail=((offsets + counts - 1)[detailed], tables[detailed], ends[detailed], prompts),
+            unseen=unseen,
         )
 
 
@@ -117,11 +119,7 @@ class Llama:
     def step(self, batch: Batch, pool: PagePool, keep: list[int]) -> Output:
         """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
         wanted = batch.detail.layers.tolist() if batch.detail else []
-        work = _Work.of(batch)
-        # Only where there is some: a backend without windows or dead slots says so, at the first step.
-        unseen: dict[str, Any] = dict(self._window)
-        if pool.dead.any():
-            unseen["dead"] = torch.from_numpy(pool.dead).to(pool.keys.device)
+        work = _Work.of(batch, self._unseen(pool))
         mass = {p.span: torch.zeros(2, p.start + p.count) for p in work.prefills if p.scored}
         layers = len(range(0, self.config.layers, SCORED_LAYERS))
         lens, heads, seconds = [], [], 0.0
@@ -129,13 +127,13 @@ class Llama:
         rotation = self.cos[work.positions], self.sin[work.positions]
         for index, layer in enumerate(self.layers):
             keys, values = pool.keys[index], pool.values[index]
-            q = self._attend(layer, x, rotation, work, (keys, values), unseen)
+            q = self._attend(layer, x, rotation, work, (keys, values))
             for chunk in work.prefills if index % SCORED_LAYERS == 0 else ():
                 if chunk.scored:
                     end = chunk.offset + chunk.count
                     start = chunk.start + chunk.count - chunk.scored
                     own = q[end - chunk.scored : end]
-                    found = self.ops.attention_mass(own, keys, chunk.table, start, **unseen)
+                    found = self.ops.attention_mass(own, keys, chunk.table, start, **work.unseen)
                     total, most = mass[chunk.span]
                     total += found.mean(0) / layers
                     torch.maximum(most, found.amax(0), out=most)
@@ -143,13 +141,19 @@ class Llama:
             if index in wanted:
                 began = time.perf_counter()
                 places, *context = work.detail
-                heads.append(self.ops.head_statistics(q[places], keys, *context, **unseen))
+                heads.append(self.ops.head_statistics(q[places], keys, *context, **work.unseen))
                 lens.append(self.ops.entropy(self.logits(x[places])))
                 seconds += time.perf_counter() - began
         detail = _detail(lens, heads, seconds) if lens else None
         logits = self.logits(x[torch.from_numpy(batch.rows).long()])
         scores = {span: found.numpy() for span, found in mass.items()}
         return output_of(logits, self.ops.entropy(logits), keep, detail, scores)
+
+    def _unseen(self, pool: PagePool) -> dict[str, Any]:
+        """Window and dead slots, only where there are some: a backend without says so, at the first step."""
+        if not pool.dead.any():
+            return dict(self._window)
+        return {**self._window, "dead": torch.from_numpy(pool.dead)}
 
     def _attend(
         self,
@@ -158,7 +162,6 @@ class Llama:
         rotation: tuple[Tensor, Tensor],
         work: _Work,
         pages: tuple[Tensor, Tensor],
-        unseen: Mapping[str, Any],
     ) -> Tensor:
         """Add attention to the residual `x` in place; returns the rotated queries [T, H, D]."""
         config, ops = self.config, self.ops
@@ -177,12 +180,12 @@ class Llama:
         attended = torch.empty_like(q)
         if len(work.decodes):
             attended[work.decodes] = ops.decode_attention(
-                q[work.decodes], keys, values, work.decode_table, work.decode_lengths, **unseen
+                q[work.decodes], keys, values, work.decode_table, work.decode_lengths, **work.unseen
             )
         for chunk in work.prefills:
             places = slice(chunk.offset, chunk.offset + chunk.count)
             attended[places] = ops.prefill_attention(
-                q[places], keys, values, chunk.table, chunk.start, **unseen
+                q[places], keys, values, chunk.table, chunk.start, **work.unseen
             )
         x += F.linear(attended.reshape(count, -1), layer.output)
         return q
