@@ -10,10 +10,13 @@ from engine.models.step import Batch, Detail, Ints
 from engine.scheduler import Chunk, Sequence
 
 
-def batch_of(chunks: list[Chunk], layers: list[int], detailed: list[Sequence], page_size: int) -> Batch:
+def batch_of(
+    chunks: list[Chunk], layers: list[int], detailed: list[Sequence], page_size: int, scored: int = 0
+) -> Batch:
     """Lay `chunks` out as one batch, a span each, in the plan's order.
 
-    `detailed` are the emitting sequences that get detail of `layers`.
+    `detailed` are the emitting sequences that get detail of `layers`. The last `scored` queries of prompts
+    whose pages are kept are asked what they attend to.
     """
     counts = np.array([chunk.count for chunk in chunks], np.int32)
     starts = np.array([chunk.start for chunk in chunks], np.int32)
@@ -41,7 +44,20 @@ def batch_of(chunks: list[Chunk], layers: list[int], detailed: list[Sequence], p
         )
         if detailed
         else None,
+        scored=_scored(chunks, scored),
     )
+
+
+def _scored(chunks: list[Chunk], queries: int) -> Ints | None:
+    """Position of the first query to score, for each chunk; None when none is to be."""
+    firsts = [
+        chunk.sequence.prompt_length - queries
+        if queries and chunk.count > 1 and chunk.sequence.chain is not None
+        else chunk.start + chunk.count
+        for chunk in chunks
+    ]
+    some = any(first < chunk.start + chunk.count for first, chunk in zip(firsts, chunks, strict=True))
+    return np.array(firsts, np.int32) if some else None
 
 
 def _tables(used: list[list[int]]) -> Ints:

@@ -87,6 +87,7 @@ class Engine:
             fingerprint=fingerprint,
             recompute=recompute,
             kernels=model.kernels if isinstance(model, NativeLlama) else None,
+            drops=model.drops,
         )
         self.roster = Roster(
             self.pool,
@@ -318,10 +319,13 @@ class Engine:
         rows = [chunk.sequence for chunk in chunks if chunk.emits]
         wanted = ((i, grant.samples.get(sequence.key)) for i, sequence in enumerate(rows))
         samples = {i: sample for i, sample in wanted if sample is not None}
-        batch = batch_of(chunks, grant.layers, [rows[i] for i in samples], self.pool.page_size)
+        scored = self.tiers.drop.window if self.tiers is not None and self.tiers.drop is not None else 0
+        batch = batch_of(chunks, grant.layers, [rows[i] for i in samples], self.pool.page_size, scored)
         output = self.model.step(batch, self.pool, [i for i, s in enumerate(rows) if self._needs_logits(s)])
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
+        for span, mass in output.mass.items():
+            chunks[span].sequence.add_mass(mass)
         if not rows:
             return None
         tokens, signals, touched = self._choose(rows, output)

@@ -105,6 +105,7 @@ class Roster:
                 whole = chunk.sequence.prompt_length // self.step_tokens * self.step_tokens
                 computed = min(computed, whole)
             self._keep(chunk.sequence, computed)
+            self._judge(chunk.sequence)
 
     def taint(self, pages: Iterable[int]) -> None:
         """Have nobody else read pages that a fault has touched, nor what was computed from them."""
@@ -197,6 +198,17 @@ class Roster:
         if sequence.chain is not None and not sequence.tainted:
             full = computed // self.pool.page_size
             self.cache.keep(sequence.chain, sequence.tokens, sequence.pages, full)
+
+    def _judge(self, sequence: Sequence) -> None:
+        """Say what stays of a prompt's pages, once its last queries have been asked what they attend to."""
+        if sequence.mass is None or sequence.computed < sequence.prompt_length:
+            return
+        mass, sequence.mass = sequence.mass, None
+        drop = None if self.tiers is None else self.tiers.drop
+        if drop is not None and sequence.chain is not None and not sequence.tainted:
+            judgement = drop.judge(mass)
+            if judgement is not None:
+                self.cache.judge(sequence.chain, judgement)
 
     def _cancel(self, sequence: Sequence) -> None:
         """Let go of what a sequence waits for."""

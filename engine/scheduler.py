@@ -24,6 +24,7 @@ from engine.fairness import Flow, flow_of
 from engine.kv.prefix import Chain, PrefixCache
 from engine.kv.tiers import Loading
 from engine.messages import Submit
+from engine.models.step import Floats
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +35,7 @@ class Sequence:
     first `shared` tokens were not computed for it: `tier_tokens` says where they came from; `loading` is
     what it still waits for, `loading_s` what it has waited. `chain` names its pages in the prefix cache;
     without one it neither reads nor keeps any. `tainted`: a fault has touched its pages, so that nobody
-    else may read them.
+    else may read them. `mass` is what its prompt's last queries have attended to so far, by token.
     """
 
     request: Submit
@@ -52,6 +53,7 @@ class Sequence:
     loading: Loading | None = None
     tier_tokens: dict[str, int] = field(default_factory=dict)
     loading_s: float = 0.0
+    mass: Floats | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -82,6 +84,12 @@ class Sequence:
     def decoding(self) -> bool:
         """Whether its next step is one token of the answer."""
         return self.pending == 1 and self.emitted > 0
+
+    def add_mass(self, mass: Floats) -> None:
+        """Take in what more of its prompt's last queries attend to: [tokens up to the last of them]."""
+        if self.mass is not None:
+            mass[: len(self.mass)] += self.mass
+        self.mass = mass
 
 
 @dataclass(frozen=True, slots=True)

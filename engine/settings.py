@@ -61,6 +61,18 @@ class EngineSettings(BaseSettings):
         None, description="folder for what that memory gives up, read again after a restart; unset: none"
     )
     kv_disk_mb: int = Field(4096, ge=1, description="MiB that the files in QUAVER_KV_DISK_DIR may take")
+    kv_policy: Literal["age", "entropy"] = Field(
+        "age",
+        description="what goes to disk: blocks that nobody has wanted for 0.5 s; entropy: of these only such "
+        "that prompts look at with an entropy below 0.3",
+    )
+    kv_drop: float = Field(
+        0.0,
+        ge=0,
+        le=0.9,
+        description="largest share of a prompt's tokens that its blocks leave out, those least attended to; "
+        "0: off. Saves memory and disk, costs quality",
+    )
     kv_deadline_s: float = Field(
         1.0, gt=0, description="seconds that a prompt waits for the disk before it is computed again"
     )

@@ -157,7 +157,7 @@ def attention_mass(
 ) -> Tensor:
     """Attention that a chunk's queries at positions start … start+T−1 pay to each token, summed.
 
-    `q` [T, H, D], `table` [1, n]. Returns fp32 [H, start+T].
+    `q` [T, H, D], `table` [1, n]. Returns the mean over heads, fp32 [start+T].
     """
     count, _, width = q.shape
     end = start + count
@@ -166,7 +166,8 @@ def attention_mass(
     positions = torch.arange(end, device=q.device)
     visible = _alive(_visible(positions, positions[start:, None], window), table, dead)
     p = (scores * width**-0.5).masked_fill(~visible, float("-inf")).softmax(-1)
-    return p.sum(2).flatten(0, 1)
+    found: Tensor = p.sum(2).mean((0, 1))
+    return found
 
 
 def _alive(visible: Tensor, table: Tensor, dead: Tensor | None) -> Tensor:

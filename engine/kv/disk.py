@@ -31,7 +31,9 @@ _READERS = 2
 
 
 class DiskStore:
-    """A `Store` of blocks of `layout_bytes` in `folder`, whose files take `capacity_mb` MiB at most.
+    """A `Store` of blocks in `folder`, whose files take `capacity_mb` MiB at most.
+
+    Blocks have `layout_bytes`, or from `smallest_bytes` on, if that is given.
 
     `fingerprint` names model and layout; blocks of another are deleted. At most `queue` loads wait and as
     many stores wait or are written; what comes on top is refused. A load is late `deadline_s` seconds after
@@ -48,6 +50,7 @@ class DiskStore:
         folder: Path,
         *,
         layout_bytes: int,
+        smallest_bytes: int | None = None,
         fingerprint: bytes,
         capacity_mb: int,
         deadline_s: float,
@@ -64,6 +67,7 @@ class DiskStore:
             folder,
             files or Files(),
             layout_bytes=layout_bytes,
+            smallest_bytes=layout_bytes if smallest_bytes is None else smallest_bytes,
             fingerprint=fingerprint,
             capacity_bytes=capacity_mb * _MB,
         )
@@ -124,7 +128,15 @@ class DiskStore:
                 self.counters.misses += 1
             return load
 
-    def prepare_store(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Slot | None:
+    def prepare_store(
+        self,
+        name: bytes,
+        tokens: bytes,
+        salt: bytes = b"",
+        *,
+        size: int | None = None,
+        entropy: float | None = None,
+    ) -> Slot | None:
         """Reserve a place in the queue. A block that is here counts as used."""
         label = self._folder.label(name, tokens, salt)
         with self._lock:
@@ -133,7 +145,7 @@ class DiskStore:
                 self._index.touch(entry)
             if self._closed or entry is not None or name in self._writer.storing:
                 return None
-            return self._writer.reserve(label)
+            return self._writer.reserve(label, size or self._folder.layout_bytes)
 
     def discard(self, name: bytes) -> None:
         """Forget a block; its file is deleted soon. Loads that are out go on, a store comes to naught."""

@@ -28,10 +28,17 @@ class DiskFolder:
     """
 
     def __init__(
-        self, path: Path, files: Files, *, layout_bytes: int, fingerprint: bytes, capacity_bytes: int
+        self,
+        path: Path,
+        files: Files,
+        *,
+        layout_bytes: int,
+        smallest_bytes: int,
+        fingerprint: bytes,
+        capacity_bytes: int,
     ) -> None:
         self.path, self.files = path.expanduser(), files
-        self.layout_bytes = layout_bytes
+        self.layout_bytes, self._smallest_bytes = layout_bytes, smallest_bytes
         self.lock = threading.Lock()
         self.index = DiskIndex(capacity_bytes)
         self.counters = Counters()
@@ -126,7 +133,8 @@ class DiskFolder:
 
     def _checked(self, data: memoryview, file: str, size: int) -> Header:
         header = block_file.read_header(data, self.key)
-        if header.label.fingerprint != self._fingerprint or header.raw != self.layout_bytes:
+        fits = self._smallest_bytes <= header.raw <= self.layout_bytes
+        if header.label.fingerprint != self._fingerprint or not fits:
             raise ForeignFileError("another model or layout")
         if file != file_name(header.label.name) or size != header.file_bytes:
             raise DamagedFileError("another name or size")

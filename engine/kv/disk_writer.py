@@ -58,12 +58,12 @@ class DiskWriter:
         self._thread = Workers("quaver-kv-write", threads=1, limit=queue + 2, buffer_bytes=buffer_bytes)
         self.flush, self.close = self._thread.flush, self._thread.close
 
-    def reserve(self, label: Label) -> DiskSlot | None:
+    def reserve(self, label: Label, block_bytes: int) -> DiskSlot | None:
         """Reserve a place; None, counted, when there is none now. The folder's lock is held."""
         if len(self.storing) >= self._queue or time.monotonic() < self._resume_at:
             self._folder.counters.refused += 1
             return None
-        slot = self.storing[label.name] = DiskSlot(self, label, self._folder.layout_bytes)
+        slot = self.storing[label.name] = DiskSlot(self, label, block_bytes)
         return slot
 
     def take(self, slot: DiskSlot, success: bool) -> None:

@@ -1,7 +1,7 @@
 """The host tier: packed blocks in memory, under a hard cap.
 
-A block lives in one slot of an arena. Invariant: a slot is free, or belongs to one entry; an entry
-that is forgotten while it is being stored or is pinned keeps its slot until that ends.
+A block lives in one run of an arena. Invariant: a run is free, or belongs to one entry; an entry
+that is forgotten while it is being stored or is pinned keeps its run until that ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.kv.arena import Arena
 from engine.kv.store import Counters, Found, Load, Slot
 
 log = logging.getLogger("quaver.engine")
@@ -27,13 +28,14 @@ log = logging.getLogger("quaver.engine")
 class Victim:
     """A block that makes room, `age_s` seconds after it came or was last asked for.
 
-    `block` is only good until the one who is told of it returns.
+    `entropy` is what it came with. `block` is only good until the one who is told of it returns.
     """
 
     name: bytes
     tokens: bytes
     salt: bytes
     age_s: float
+    entropy: float | None
     block: NDArray[np.uint8]
 
 
@@ -78,14 +80,16 @@ class _Entry:
     tokens: bytes
     salt: bytes
     digest: bytes
-    slot: int
+    start: int  # of its run
+    size: int
+    entropy: float | None
     used: float  # when it came or was last asked for
     stored: bool = False
     pins: int = 0
 
 
 class HostStore:
-    """A `Store` of blocks of `block_bytes` in at most `capacity_bytes` of memory.
+    """A `Store` of blocks of `block_bytes` at most in `capacity_bytes` of memory.
 
     The system gives the memory only as blocks are first written to it. `evicted` gets each block that
     makes room for another; what it raises is counted and logged.
@@ -102,9 +106,8 @@ class HostStore:
     ) -> None:
         self.counters = Counters()
         self._clock = clock
-        slots = capacity_bytes // block_bytes
-        self._arena = np.empty((slots, block_bytes), np.uint8)
-        self._free = list(range(slots - 1, -1, -1))  # low slots first: they have memory already
+        self._block_bytes = block_bytes
+        self._arena = Arena(capacity_bytes if capacity_bytes >= block_bytes else 0)
         self._entries: dict[bytes, _Entry] = {}
         self._policy = policy or LeastRecentlyUsed()
         self.evicted = evicted
@@ -118,8 +121,8 @@ class HostStore:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all slots."""
-        return self._arena.nbytes
+        """Bytes of the memory."""
+        return self._arena.capacity
 
     def ages(self) -> list[float]:
         """Seconds since each of the blocks came or was last asked for."""
@@ -144,28 +147,42 @@ class HostStore:
         entry.pins += 1
         return _Load(self, entry)
 
-    def prepare_store(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Slot | None:
-        """Reserve a slot, evicting a block if none is free. A block that is here counts as used."""
+    def prepare_store(
+        self,
+        name: bytes,
+        tokens: bytes,
+        salt: bytes = b"",
+        *,
+        size: int | None = None,
+        entropy: float | None = None,
+    ) -> Slot | None:
+        """Reserve memory, evicting blocks until there is enough in one piece.
+
+        A block that is here counts as used. `entropy` goes to whoever is told of the block's eviction.
+        """
         entry = self._entries.get(name)
         if entry is not None:
             if entry.stored:
                 self._touch(entry)
             return None
-        if self._closed or not (self._free or self.evict()):
+        size = size or self._block_bytes
+        start = self._room(size)
+        if start is None:
             return None
-        entry = _Entry(name, tokens, salt, self._digest(tokens, salt), self._free.pop(), self._clock())
+        digest = self._digest(tokens, salt)
+        entry = _Entry(name, tokens, salt, digest, start, size, entropy, self._clock())
         self._entries[name] = entry
-        self.counters.bytes_used += self._arena.shape[1]
+        self.counters.bytes_used += size
         return _Slot(self, entry)
 
     def discard(self, name: bytes) -> None:
-        """Forget a block; its slot is free once nobody reads or writes it."""
+        """Forget a block; its memory is free once nobody reads or writes it."""
         entry = self._entries.get(name)
         if entry is not None:
             self._forget(entry)
 
     def evict(self) -> bool:
-        """Hand on a block that is not pinned and free its slot; False if there is none."""
+        """Hand on a block that is not pinned and free its memory; False if there is none."""
         name = self._policy.victim(lambda name: self._entries[name].pins > 0)
         if name is None:
             return False
@@ -181,7 +198,13 @@ class HostStore:
         for entry in list(self._entries.values()):
             self._forget(entry)
         self._closed = True
-        self._arena = self._arena[:0].copy()  # the memory goes once nobody reads or writes a block
+        self._arena = Arena(0)  # the memory goes once nobody reads or writes a block
+
+    def _room(self, size: int) -> int | None:
+        start = self._arena.take(size)
+        while start is None and not self._closed and self.evict():
+            start = self._arena.take(size)
+        return start
 
     def _touch(self, entry: _Entry) -> None:
         entry.used = self._clock()
@@ -203,14 +226,15 @@ class HostStore:
             return
         try:
             age_s = self._clock() - entry.used
-            self.evicted(Victim(entry.name, entry.tokens, entry.salt, age_s, self._block(entry)))
+            block = self._block(entry)
+            self.evicted(Victim(entry.name, entry.tokens, entry.salt, age_s, entry.entropy, block))
         except Exception:
             self.counters.errors += 1
             log.exception("an evicted KV block could not be handed on")
 
     def _block(self, entry: _Entry) -> NDArray[np.uint8]:
         """The entry's bytes, to read."""
-        block: NDArray[np.uint8] = self._arena[entry.slot]
+        block = self._arena.view(entry.start, entry.size)
         block.flags.writeable = False
         return block
 
@@ -240,8 +264,9 @@ class HostStore:
             self._give_back(entry)
 
     def _give_back(self, entry: _Entry) -> None:
-        self._free.append(entry.slot)
-        self.counters.bytes_used -= self._arena.shape[1]
+        if not self._closed:
+            self._arena.give(entry.start, entry.size)
+        self.counters.bytes_used -= entry.size
 
 
 class _Load:
@@ -268,7 +293,7 @@ class _Slot:
     """An entry that is being stored; none once that is over."""
 
     def __init__(self, store: HostStore, entry: _Entry) -> None:
-        self.buffer = store._arena[entry.slot]
+        self.buffer = store._arena.view(entry.start, entry.size)
         self._store = store
         self._entry: _Entry | None = entry
 

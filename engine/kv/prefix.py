@@ -22,7 +22,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.kv import names
+from engine.kv.drop import Judgement
 from engine.kv.pages import PagePool
 from engine.kv.policy import Cost, Policy, Recompute, Use
 
@@ -45,6 +49,8 @@ class Entry:
     children: set[Entry] = field(default_factory=set)
     rank: float = 0.0  # as it lies in the heap
     copied: bool = False  # with the pages before it, to the tier below: a block ends here
+    keep: NDArray[np.bool_] | None = None  # of its tokens, those that stay when it is packed; None: all
+    entropy: float | None = None  # of the attention of the last prompt that judged it
 
 
 @dataclass(eq=False, slots=True)
@@ -166,6 +172,15 @@ class PrefixCache:
                 self.share([entry.page])
                 self.release([own])
             chain.kept, chain.tip = index + 1, entry
+
+    def judge(self, chain: Chain, judgement: Judgement) -> None:
+        """Note with the kept pages of a chain which of their tokens stay; what anyone wants to stay does."""
+        entry, size = chain.tip, self.pool.page_size
+        while entry is not None:
+            own = judgement.keep[entry.depth * size : (entry.depth + 1) * size]
+            entry.keep = own if entry.keep is None else entry.keep | own
+            entry.entropy = judgement.entropy
+            entry = entry.parent
 
     def take(self, count: int) -> list[int]:
         """Hand `count` pages to the caller, idle ones given up as far as needed."""

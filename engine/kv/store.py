@@ -114,8 +114,20 @@ class Store(Protocol):
     def prepare_load(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Load | None:
         """Pin the block and begin to fetch it; None is a miss."""
 
-    def prepare_store(self, name: bytes, tokens: bytes, salt: bytes = b"") -> Slot | None:
-        """Make room for a block; None: it is there, is being stored, or there is no room now."""
+    def prepare_store(
+        self,
+        name: bytes,
+        tokens: bytes,
+        salt: bytes = b"",
+        *,
+        size: int | None = None,
+        entropy: float | None = None,
+    ) -> Slot | None:
+        """Make room for a block of `size` bytes; None: it is there, is being stored, or there is no room now.
+
+        Without a `size` it is as large as blocks come. `entropy` is kept for the one that the block is
+        handed on to, if it is.
+        """
 
     def discard(self, name: bytes) -> None:
         """Forget a block. Loads that are out stay good until released; a store of it comes to naught."""

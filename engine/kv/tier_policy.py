@@ -13,13 +13,14 @@ class TierPolicy:
     """When blocks move.
 
     `disk_age_s`: a block that was wanted more recently does not go to disk: it would come back at once.
-    `disk_entropy`: of the attention over a block, 0 … 1; a block with more of it does not go to disk.
+    `disk_entropy`: a block does not go to disk either unless the attention of its prompt has less
+    (`engine.kv.drop.entropy_of`), where that is known; above 1 it does not matter.
     `full`, `relaxed`: shares of the page pool; above the first the pool is short of free pages, and it
     is so until it is below the second: its idle pages are copied before their room is wanted.
     """
 
     disk_age_s: float = 0.5
-    disk_entropy: float = 0.3
+    disk_entropy: float = 2.0
     full: float = 0.85
     relaxed: float = 0.80
 
@@ -30,6 +31,10 @@ class TierPolicy:
     def short(self, share: float, was: bool) -> bool:
         """Whether a pool of which `share` is taken is short of pages; `was`: whether it was just before."""
         return share > (self.relaxed if was else self.full)
+
+
+#: By the names that QUAVER_KV_POLICY takes.
+PRESETS = {"age": TierPolicy(), "entropy": TierPolicy(disk_entropy=0.3)}
 
 
 class Pace:

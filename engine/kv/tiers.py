@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.kv import names
+from engine.kv.drop import DropPolicy
 from engine.kv.host import HostStore, Victim
 from engine.kv.int8 import BlockLayout, pack, unpack
 from engine.kv.pages import PagePool
@@ -52,6 +53,8 @@ class Tier:
     stored_bytes: int = 0
     promoted: int = 0  # blocks that came from the tier below
     promoted_bytes: int = 0
+    kept_tokens: int = 0  # of those packed for it, or handed down
+    dropped_tokens: int = 0
     load_times: Times = field(default_factory=Times)
     saved_s: float = 0.0
     lost_s: float = 0.0
@@ -84,6 +87,8 @@ class Tier:
             store_counts=list(counters.store_times.counts),
             saved_s=self.saved_s,
             lost_s=self.lost_s,
+            dropped_tokens=self.dropped_tokens,
+            kept_tokens=self.kept_tokens,
             corrupt=counters.corrupt,
             late=counters.late + self.late,
             errors=counters.errors,
@@ -169,6 +174,7 @@ class Tiers:
         recompute: Recompute,
         deadline_s: float,
         policy: TierPolicy | None = None,
+        drop: DropPolicy | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
         self.cache = cache
@@ -180,6 +186,7 @@ class Tiers:
         self._host = host
         self.layout = layout
         self.loadings: set[Loading] = set()
+        self.drop = drop
         self.step_s = 0.0  # spent in this step
         self._policy = policy or TierPolicy()
         self._recompute = recompute
@@ -283,6 +290,7 @@ class Tiers:
         """What moves blocks, by the names of its figures."""
         told: dict[str, float | int | str | bool] = asdict(self._policy)
         return told | {
+            "drop": self.drop.most if self.drop is not None else 0.0,
             "deadline_s": self._deadline_s,
             "step_beside_decodes_s": _BESIDE_DECODES_S,
             "step_alone_s": _ALONE_S,
@@ -357,17 +365,18 @@ class Tiers:
         """Write a block into its pages `own`, but for the first `held`, which others may read."""
         pool = self.cache.pool
         if not held:
-            unpack(pool, block, own, self.layout, kernels=self._kernels)
-            return
-        unpack(self._apart, block, range(BLOCK_PAGES), self.layout, kernels=self._kernels)
-        pool.keys[:, own[held:]] = self._apart.keys[:, held:]
-        pool.values[:, own[held:]] = self._apart.values[:, held:]
+            there = unpack(pool, block, own, self.layout, kernels=self._kernels)
+        else:
+            there = unpack(self._apart, block, range(BLOCK_PAGES), self.layout, kernels=self._kernels)
+            pool.keys[:, own[held:]] = self._apart.keys[:, held:]
+            pool.values[:, own[held:]] = self._apart.values[:, held:]
+        pool.dead[own[held:]] = ~there.reshape(BLOCK_PAGES, -1)[held:]
 
     def _promote(self, wanted: Wanted, block: NDArray[np.uint8]) -> None:
         """Hold a block of a lower tier in the first too: it is wanted, and packed already."""
         first = self.tiers[0]
         if wanted.tier is not first:
-            slot = first.store.prepare_store(wanted.name, wanted.tokens, wanted.salt)
+            slot = first.store.prepare_store(wanted.name, wanted.tokens, wanted.salt, size=block.size)
             if slot is not None:
                 slot.buffer[:] = block
                 slot.complete(True)
@@ -423,24 +432,39 @@ class Tiers:
             assert parent is not None, "a page is kept without its parent"
             block.append(parent)
         block.reverse()
-        tier = self.tiers[0]
-        slot = self._slot(tier, last.name, b"".join(entry.tokens for entry in block), last.salt)
+        pages, keep = [entry.page for entry in block], self._kept(block)
+        tier, tokens = self.tiers[0], b"".join(entry.tokens for entry in block)
+        size = self.layout.partial_size(int(keep.sum()))
+        slot = self._slot(tier, last.name, tokens, last.salt, size=size, entropy=last.entropy)
         if slot is not None:
-            pages = [entry.page for entry in block]
-            packed = pack(self.cache.pool, pages, self.layout, slot.buffer, kernels=self._kernels)
+            packed = pack(self.cache.pool, pages, self.layout, slot.buffer, keep=keep, kernels=self._kernels)
             slot.complete(packed)
-            tier.stored_bytes += self.layout.size if packed else 0
+            if packed:
+                self._count(tier, size)
         self.step_s += time.perf_counter() - began
+
+    def _kept(self, block: list[Entry]) -> NDArray[np.bool_]:
+        """Which tokens of a block's pages it holds: bool [tokens]. What has lost some loses no more."""
+        live = ~self.cache.pool.dead[[entry.page for entry in block]].reshape(-1)
+        judged = [entry.keep for entry in block if entry.keep is not None]
+        return np.concatenate(judged) if live.all() and len(judged) == len(block) else live
+
+    def _count(self, tier: Tier, size: int) -> None:
+        """Count a block of `size` bytes that came to a tier from above."""
+        kept = self.layout.kept(size)
+        tier.stored_bytes += size
+        tier.kept_tokens += kept
+        tier.dropped_tokens += self.layout.tokens - kept
 
     def _demote(self, victim: Victim) -> None:
         """Hand a block that leaves the host to the disk; when its queue is full the block is lost."""
-        if self._save_until or self._policy.to_disk(victim.age_s):
-            disk = self.tiers[-1]
-            slot = self._slot(disk, victim.name, victim.tokens, victim.salt)
+        if self._save_until or self._policy.to_disk(victim.age_s, victim.entropy):
+            disk, size = self.tiers[-1], victim.block.size
+            slot = self._slot(disk, victim.name, victim.tokens, victim.salt, size=size)
             if slot is not None:
                 slot.buffer[:] = victim.block
                 slot.complete(True)
-                disk.stored_bytes += victim.block.nbytes
+                self._count(disk, size)
 
     def _save(self) -> None:
         """Bring what the pool keeps and the host holds to the disk, as far as the time allows."""
@@ -453,12 +477,22 @@ class Tiers:
         while self._host is not None and time.monotonic() < self._save_until and self._host.evict():
             pass
 
-    def _slot(self, tier: Tier, name: bytes, tokens: bytes, salt: bytes) -> Slot | None:
+    def _slot(
+        self,
+        tier: Tier,
+        name: bytes,
+        tokens: bytes,
+        salt: bytes,
+        *,
+        size: int,
+        entropy: float | None = None,
+    ) -> Slot | None:
         """Return room for a block, if there is; only what is saved at the end waits for it."""
-        slot = tier.store.prepare_store(name, tokens, salt)
+        store = tier.store
+        slot = store.prepare_store(name, tokens, salt, size=size, entropy=entropy)
         while slot is None and time.monotonic() < self._save_until:
-            if tier.store.lookup(name, tokens, salt) is not Found.MISS:
+            if store.lookup(name, tokens, salt) is not Found.MISS:
                 return None
             time.sleep(_POLL_S)
-            slot = tier.store.prepare_store(name, tokens, salt)
+            slot = store.prepare_store(name, tokens, salt, size=size, entropy=entropy)
         return slot

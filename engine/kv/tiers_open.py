@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 
+from engine.kv.drop import DropPolicy
 from engine.kv.host import HostStore
 from engine.kv.int8 import BlockLayout
 from engine.kv.policy import Recompute
 from engine.kv.prefix import PrefixCache
 from engine.kv.store import Store
+from engine.kv.tier_policy import PRESETS
 from engine.kv.tiers import BLOCK_PAGES, Tiers
 from engine.models.config import ModelConfig
 from engine.settings import EngineSettings
@@ -27,11 +29,13 @@ def open_tiers(
     fingerprint: bytes,
     recompute: Recompute,
     kernels: ctypes.CDLL | None,
+    drops: bool,
 ) -> Tiers | None:
     """Open the stores below `cache`; None where there are none.
 
     There are none without a prefix cache, nor in deterministic mode: what comes back is not, to the last
     bit, what was computed. A folder that cannot be used is an error in the log, and no disk tier.
+    `drops`: the model leaves dropped tokens out of its attention; without, none are, with a warning.
     """
     if settings.deterministic or not settings.prefix_cache:
         return None
@@ -43,7 +47,10 @@ def open_tiers(
     )
     capacity = settings.kv_host_mb * _MB
     host = HostStore(capacity_bytes=capacity, block_bytes=layout.size) if capacity >= layout.size else None
-    disk = _disk(settings, layout, fingerprint)
+    drop = DropPolicy(settings.kv_drop) if settings.kv_drop and drops else None
+    if settings.kv_drop and not drops:
+        log.warning("QUAVER_KV_DROP is not used: these kernels cannot leave tokens out; see docs/kv-tiers.md")
+    disk = _disk(settings, layout, fingerprint, layout.partial_size(0) if drop else layout.size)
     if host is None and disk is None:
         return None
     return Tiers(
@@ -53,11 +60,13 @@ def open_tiers(
         layout,
         recompute=recompute,
         deadline_s=settings.kv_deadline_s,
+        policy=PRESETS[settings.kv_policy],
+        drop=drop,
         kernels=kernels,
     )
 
 
-def _disk(settings: EngineSettings, layout: BlockLayout, fingerprint: bytes) -> Store | None:
+def _disk(settings: EngineSettings, layout: BlockLayout, fingerprint: bytes, smallest: int) -> Store | None:
     if settings.kv_disk_dir is None:
         return None
     from engine.kv.disk import DiskStore  # noqa: PLC0415 (LZ4 is read where it is needed alone)
@@ -66,6 +75,7 @@ def _disk(settings: EngineSettings, layout: BlockLayout, fingerprint: bytes) -> 
         return DiskStore(
             settings.kv_disk_dir,
             layout_bytes=layout.size,
+            smallest_bytes=smallest,
             fingerprint=fingerprint,
             capacity_mb=settings.kv_disk_mb,
             deadline_s=settings.kv_deadline_s,

@@ -120,7 +120,7 @@ class Llama:
         """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
         wanted = batch.detail.layers.tolist() if batch.detail else []
         work = _Work.of(batch, self._unseen(pool))
-        mass = {p.span: torch.zeros(2, p.start + p.count) for p in work.prefills if p.scored}
+        mass = {p.span: torch.zeros(p.start + p.count) for p in work.prefills if p.scored}
         layers = len(range(0, self.config.layers, SCORED_LAYERS))
         lens, heads, seconds = [], [], 0.0
         x = self.embedding[work.tokens].float()
@@ -134,9 +134,7 @@ class Llama:
                     start = chunk.start + chunk.count - chunk.scored
                     own = q[end - chunk.scored : end]
                     found = self.ops.attention_mass(own, keys, chunk.table, start, **work.unseen)
-                    total, most = mass[chunk.span]
-                    total += found.mean(0) / layers
-                    torch.maximum(most, found.amax(0), out=most)
+                    mass[chunk.span] += found / layers
             self._feed_forward(layer, x)
             if index in wanted:
                 began = time.perf_counter()

@@ -259,7 +259,7 @@ def _mass(batch: Batch) -> tuple[dict[int, Floats], NDArray[np.uint64]]:
         return {}, places
     ends = batch.starts + batch.counts
     scored = np.flatnonzero((batch.scored < ends) & (batch.counts > 1)).tolist()
-    mass = {span: np.empty((2, ends[span]), np.float32) for span in scored}
+    mass = {span: np.empty(ends[span], np.float32) for span in scored}
     for span, found in mass.items():
         places[span] = found.ctypes.data
     return mass, places

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TOP = 32
 
 #: Attention is scored in every one of so many layers, from the first on.
-SCORED_LAYERS = 1
+SCORED_LAYERS = 3
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -70,8 +70,8 @@ class Output:
 
     `ids` and `values` [R, TOP] are the largest logits, descending; a smaller vocabulary leaves −1 and
     −inf. Row `kept[i]` has its logits in `logits[i]`. `mass` has for each span with scored queries what
-    these attend to, summed: fp32 [2, positions up to the span's end], the mean over heads and scored layers
-    (which adds up to the number of queries), and what the head that attends most does.
+    these attend to: fp32 [positions up to the span's end], summed over the queries, of the mean over heads
+    and scored layers. It adds up to the number of queries.
     """
 
     lse: Floats  # [R], log Σ exp z

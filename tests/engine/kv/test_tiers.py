@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_in_the_log(
 
 
 def test_policy() -> None:
-    policy = TierPolicy()
+    policy = TierPolicy(disk_entropy=0.3)
     assert [policy.to_disk(age) for age in (0.4, 0.6)] == [False, True]
     assert [policy.to_disk(0.6, entropy) for entropy in (0.2, 0.4)] == [True, False]
     assert not policy.to_disk(0.4, 0.2)

@@ -60,10 +60,9 @@ void decode_attention_merge(const Heads&, int position, int group, const float* 
 // (prefill_layout_bytes, shared by all query blocks of that group); without matrix tiles it may be empty.
 // Where the context has dead slots, tokens are counted without them: `rank` [start + count + 1] has the live ones before each
 // position; null without dead slots. `scores.mass`, if not null, has the weights of queries at positions from `scores.from` on
-// added to it: [heads of the group, `scores.stride`], by rank; written up to the context, rounded up to 32.
+// added to it, over all heads of the group: [start + count, rounded up to 32], by rank.
 struct Scores {
   float* mass;
-  int64_t stride;
   int from;
 };
 constexpr int QUERIES = 32;

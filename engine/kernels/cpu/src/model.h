@@ -47,8 +47,8 @@ struct Outputs {
   float* const* keep;     // [rows], null or null entries: no logits wanted
   float* lens_entropy;    // [details, layers]
   float* heads;           // [details, 5, layers, heads]
-  float* const* mass;     // [spans], null or null entries: not scored. Else [2, context], overwritten: what the scored queries
-                          // of a prompt's span attend to, summed; the mean over heads and scored layers, and the largest
+  float* const* mass;     // [spans], null or null entries: not scored. Else [context], overwritten: what the scored queries of
+                          // a prompt's span attend to, summed, of the mean over heads and scored layers
   double head_seconds;    // wall time of the LM head
   double detail_seconds;  // time of the head statistics, a thread's
 };

@@ -115,7 +115,7 @@ void prefill_attention(const float* qkv, int64_t qkv_stride, const Heads& heads,
                                  [&](int at, Lanes weights) { store_lanes(row + at, weights); });
     }
     for (int r = block.scored(scored); r < block.rows; ++r)
-      add_mass(scores + int64_t(r) * stride, block, inverse[r], scored.mass + (head - group * share) * scored.stride);
+      add_mass(scores + int64_t(r) * stride, block, inverse[r], scored.mass);
     for (int r = 0; r < block.rows; r += 4) {
       float* const to = out + (block.first + r) * out_stride + int64_t(head) * width;
       const auto blend = [&](auto columns, int c) {
@@ -150,14 +150,14 @@ size_t quaver_prefill_scratch_bytes(const quaver::Heads* heads, int context) {
 // Unlike the C++ function it computes all groups and blocks, and ranks.
 void quaver_prefill_attention(const float* qkv, int64_t qkv_stride, const quaver::Heads* heads, const quaver::Pages* pages,
                               const int32_t* table, int start, int count, void* layout, int scored_from, float* mass,
-                              int64_t mass_stride, float* out, int64_t out_stride, void* scratch) {
+                              float* out, int64_t out_stride, void* scratch) {
   const std::vector<int32_t> rank = quaver::ranks(*pages, table, start + count);
   const int32_t* const live = pages->dead ? rank.data() : nullptr;
   for (int group = 0; group < heads->groups; ++group) {
     quaver::prefill_prepare(*heads, *pages, table, start + count, group, layout);
     for (int block = 0; block * quaver::QUERIES < count; ++block)
       quaver::prefill_attention(qkv, qkv_stride, *heads, *pages, table, start, count, group, block, layout, live,
-                                {mass ? mass + group * (heads->heads / heads->groups) * mass_stride : nullptr, mass_stride, scored_from}, out, out_stride, scratch);
+                                {mass, scored_from}, out, out_stride, scratch);
   }
 }
 }

@@ -161,8 +161,7 @@ void tiles_attention(const float* qkv, int64_t qkv_stride, const Heads& heads, i
                                  [&](int at, Lanes weight) { put_bf16(weights + at, weight); });
     }
     for (int r = block.scored(scored); r < block.rows; ++r)
-      add_mass(reinterpret_cast<const uint16_t*>(mine.scores + int64_t(r) * stride), block, inverse[r],
-               scored.mass + (head - group * share) * scored.stride);
+      add_mass(reinterpret_cast<const uint16_t*>(mine.scores + int64_t(r) * stride), block, inverse[r], scored.mass);
     const uint16_t* const weights = reinterpret_cast<const uint16_t*>(mine.scores);
     for (int c = 0; c < width; c += 32) {
       blend_values(weights + block.from, 2 * stride, values + int64_t(block.from) * width + c / 16 * TILE, width,

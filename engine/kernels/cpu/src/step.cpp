@@ -134,7 +134,7 @@ class Step {
   std::vector<int> prompt_details;          // spans of `prefills` with detail
   std::vector<char> holed;                  // [spans], whether the context has dead slots
   std::vector<std::vector<int32_t>> live;   // [prefills], ranks; empty without dead slots
-  std::vector<std::vector<float>> mass;     // [prefills], [scored layers, scored blocks, heads, mass_stride]; empty: not scored
+  std::vector<std::vector<float>> mass;     // [prefills], [scored blocks, groups, mass_stride]; empty: not scored
   int lens_layers = 0;
   float *weights = nullptr, *lens = nullptr;
   int64_t weights_stride = 0;
@@ -188,7 +188,7 @@ Step::Step(Model& model, const Batch& batch, const Outputs& outputs)
     for (int block = 0; block < ceil_div(b.count[s], QUERIES); ++block) blocks.emplace_back(int(prefills.size()), block);
     prefills.push_back(s);
     live.push_back(holed[s] ? ranks(pages(0, s), table(s), context) : std::vector<int32_t>());
-    mass.emplace_back(size_t(ceil_div(c.layers, b.scored_layers)) * scored_blocks(s) * c.heads * mass_stride(s));
+    mass.emplace_back(size_t(scored_blocks(s)) * c.groups * mass_stride(s));
   }
   std::stable_sort(blocks.begin(), blocks.end(), [&](const auto& one, const auto& other) {
     return b.start[prefills[one.first]] + one.second * QUERIES > b.start[prefills[other.first]] + other.second * QUERIES;
@@ -266,26 +266,16 @@ void Step::report(Outputs& outputs) const {
   for (int number = 0; number < int(prefills.size()); ++number) score(number);
 }
 
-// Sums what the blocks of a scored span have found, for each head, and puts mean and maximum where each token is.
+// Sums what the blocks and groups of a scored span have found, and puts it where each token is.
 void Step::score(int number) const {
   if (mass[number].empty()) return;
-  const int span = prefills[number], blocks = scored_blocks(span), layers = ceil_div(c.layers, b.scored_layers);
-  const int64_t stride = mass_stride(span), context = last_position(span) + 1;
-  std::vector<float> head(stride), total(stride), most(stride);
-  for (int layer = 0; layer < layers; ++layer)
-    for (int h = 0; h < c.heads; ++h) {
-      std::fill(head.begin(), head.end(), 0.f);
-      for (int block = 0; block < blocks; ++block)
-        add(mass[number].data() + ((int64_t(layer) * blocks + block) * c.heads + h) * stride, int(stride), head.data());
-      add(head.data(), int(stride), total.data());
-      for (int64_t i = 0; i < stride; ++i) most[i] = std::max(most[i], head[i]);
-    }
-  for (int at = 0; at < context; ++at) {
-    const int place = live[number].empty() ? at : live[number][at];
-    const bool dead = is_dead(span, at);
-    out.mass[span][at] = dead ? 0.f : total[place] / float(c.heads * layers);
-    out.mass[span][context + at] = dead ? 0.f : most[place];
-  }
+  const int span = prefills[number];
+  const int64_t stride = mass_stride(span);
+  std::vector<float> total(stride);
+  for (size_t from = 0; from < mass[number].size(); from += stride) add(mass[number].data() + from, int(stride), total.data());
+  const float share = 1.f / float(c.heads * ceil_div(c.layers, b.scored_layers));
+  for (int at = 0; at <= last_position(span); ++at)
+    out.mass[span][at] = is_dead(span, at) ? 0.f : total[live[number].empty() ? at : live[number][at]] * share;
 }
 
 void Step::layer(int index, int thread) {
@@ -459,10 +449,9 @@ void Step::decode(int layer, int span, int group, bool sampled, float* to, int t
 void Step::prefill(int layer, int number, int block, int group, int thread) {
   const int span = prefills[number], token = b.offset[span];
   const int scored = block - (ceil_div(b.count[span], QUERIES) - scored_blocks(span));
-  const int64_t stride = mass_stride(span), place = int64_t(layer / b.scored_layers) * scored_blocks(span) + scored;
-  Scores scores{nullptr, 0, 0};
+  Scores scores{nullptr, 0};
   if (scored >= 0 && layer % b.scored_layers == 0)
-    scores = {mass[number].data() + (place * c.heads + group * (c.heads / c.groups)) * stride, stride, b.scored[span]};
+    scores = {mass[number].data() + (int64_t(scored) * c.groups + group) * mass_stride(span), b.scored[span]};
   prefill_attention(projected(token), qkv_cols, heads, pages(layer, span), table(span), b.start[span], b.count[span], group, block,
                     layout + layouts[number * c.groups + group], live[number].empty() ? nullptr : live[number].data(), scores,
                     attended + size_t(token) * attended_cols, attended_cols, threads[thread].attention);
