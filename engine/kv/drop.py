@@ -32,13 +32,14 @@ class DropPolicy:
 
     Prompts of `short` tokens lose nothing, those of `long` all they may; so do those whose attention has
     an entropy of `spread`, and of `close`. In between the share grows with the logarithm of the length, and
-    evenly with the entropy. The last `window` tokens of a prompt are those that are asked, the last
-    `recent` ones stay.
+    evenly with the entropy. The last `window` tokens of a prompt are the ones that are asked, and stay.
+    A token counts as much as the best of it and `around` neighbours on each side: what a fact is made of
+    stays together.
     """
 
     most: float
-    window: int = 256
-    recent: int = 64
+    window: int = 64
+    around: int = 7
     short: int = 256
     long: int = 2048
     spread: float = 0.8
@@ -60,10 +61,11 @@ class DropPolicy:
         if queries < _FEW:
             return None
         entropy = entropy_of(mass / queries)
-        scores = mass.copy()
-        scores[:SINKS] = scores[-self.recent :] = np.inf
+        near = np.lib.stride_tricks.sliding_window_view(np.pad(mass, self.around), 2 * self.around + 1)
+        scores = near.max(1)
+        scores[:SINKS] = scores[-self.window :] = np.inf
         count = min(
-            round(self.share(len(mass), entropy) * len(mass)), max(len(mass) - SINKS - self.recent, 0)
+            round(self.share(len(mass), entropy) * len(mass)), max(len(mass) - SINKS - self.window, 0)
         )
         keep = np.ones(len(mass), np.bool_)
         keep[np.argpartition(scores, count)[:count]] = False

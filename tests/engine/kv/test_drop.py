@@ -17,7 +17,7 @@ from tests.engine.kv.test_prefix import MODEL, PAGE, prompt_of, run, submit
 from tests.engine.kv.test_tiers import push_out
 
 #: Drops two thirds of any prompt but for its first and last tokens.
-POLICY = DropPolicy(most=0.67, window=12, recent=12, short=1, long=2, spread=3.0, close=2.0)
+POLICY = DropPolicy(most=0.67, window=12, around=0, short=1, long=2, spread=3.0, close=2.0)
 
 
 def engine(**changes: object) -> Engine:
@@ -54,6 +54,15 @@ def test_those_with_the_most_mass_stay_and_the_first_and_last() -> None:
     assert keep[:SINKS].all() and keep[-12:].all()
     assert mass[SINKS:-12][keep[SINKS:-12]].min() > mass[~keep].max()
     assert POLICY.judge(mass / 20) is None  # one query
+
+
+def test_neighbours_of_what_is_looked_at_stay() -> None:
+    mass = np.full(100, 0.1, np.float32)
+    mass[50] = 5
+    judgement = replace(POLICY, around=3).judge(mass)
+    assert judgement is not None
+    assert judgement.keep[47:54].all()
+    assert judgement.keep.sum() == 33
 
 
 def test_no_more_is_dropped_than_there_is_to_drop() -> None:

@@ -28,7 +28,7 @@ class DropMachine(TiersMachine):
             self.packed = {}
         super().start()
         tiers = self.tiers
-        tiers.drop = replace(POLICY, window=6, recent=6)
+        tiers.drop = replace(POLICY, window=6)
         store, kept = tiers._store, tiers._kept
 
         def note(last: Entry) -> None:
