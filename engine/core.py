@@ -321,6 +321,7 @@ class Engine:
         samples = {i: sample for i, sample in wanted if sample is not None}
         scored = self.tiers.drop.window if self.tiers is not None and self.tiers.drop is not None else 0
         batch = batch_of(chunks, grant.layers, [rows[i] for i in samples], self.pool.page_size, scored)
+        self.pool.revive(batch.slots)
         output = self.model.step(batch, self.pool, [i for i, s in enumerate(rows) if self._needs_logits(s)])
         for chunk in chunks:
             chunk.sequence.computed += chunk.count

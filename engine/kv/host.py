@@ -181,12 +181,23 @@ class HostStore:
         if entry is not None:
             self._forget(entry)
 
-    def evict(self) -> bool:
-        """Hand on a block that is not pinned and free its memory; False if there is none."""
-        name = self._policy.victim(lambda name: self._entries[name].pins > 0)
+    def newest(self) -> list[bytes]:
+        """Names of the blocks that are here, from the last to be used to the first."""
+        stored = [entry for entry in self._entries.values() if entry.stored]
+        return [entry.name for entry in sorted(stored, key=lambda entry: entry.used, reverse=True)]
+
+    def evict(self, name: bytes | None = None) -> bool:
+        """Hand on a block, by its name or as the policy says, and free its memory.
+
+        False if it, or every one, is pinned, being stored or not here.
+        """
         if name is None:
+            name = self._policy.victim(lambda name: self._entries[name].pins > 0)
+        entry = None if name is None else self._entries.get(name)
+        if entry is None or not entry.stored or entry.pins:
             return False
-        entry = self._entries.pop(name)
+        name = entry.name
+        del self._entries[name]
         self._policy.removed(name)
         self.counters.evictions += 1
         self._hand_on(entry)

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -89,6 +90,10 @@ class PagePool:
             if not self._owners[page]:
                 self._free.append(page)
         self.dead[self._free[before:]] = False
+
+    def revive(self, slots: NDArray[np.int64]) -> None:
+        """Note that tokens are written to `slots` (page · page size + offset): these are not dead."""
+        self.dead.reshape(-1)[slots] = False
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
         """Copy what every layer holds in `sources` into `targets`, one for one, dead slots too."""

@@ -422,8 +422,8 @@ class Tiers:
                     yield entry
                 entry = entry.parent
 
-    def _store(self, last: Entry) -> None:
-        """Pack the block whose last page is that of `last`, unless the first tier has it."""
+    def _store(self, last: Entry, tier: Tier | None = None) -> None:
+        """Pack the block whose last page is that of `last`, unless the tier, the first by default, has it."""
         began = time.perf_counter()
         last.copied = True
         block = [last]
@@ -433,7 +433,7 @@ class Tiers:
             block.append(parent)
         block.reverse()
         pages, keep = [entry.page for entry in block], self._kept(block)
-        tier, tokens = self.tiers[0], b"".join(entry.tokens for entry in block)
+        tier, tokens = tier or self.tiers[0], b"".join(entry.tokens for entry in block)
         size = self.layout.partial_size(int(keep.sum()))
         slot = self._slot(tier, last.name, tokens, last.salt, size=size, entropy=last.entropy)
         if slot is not None:
@@ -467,15 +467,19 @@ class Tiers:
                 self._count(disk, size)
 
     def _save(self) -> None:
-        """Bring what the pool keeps and the host holds to the disk, as far as the time allows."""
+        """Bring what the pool keeps and the host holds to the disk, what was wanted last first, while there
+        is time; of the pool a block after those before it, without which it is of no use."""
         self._save_until = time.monotonic() + _SAVE_S
-        for entry in self.cache.entries():
+        disk = self.tiers[-1]
+        for entry in sorted(self.cache.entries(), key=lambda entry: (-entry.use.last, entry.depth)):
             if time.monotonic() > self._save_until:
                 return
             if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1:
-                self._store(entry)
-        while self._host is not None and time.monotonic() < self._save_until and self._host.evict():
-            pass
+                self._store(entry, disk)
+        for name in self._host.newest() if self._host is not None else ():
+            if time.monotonic() > self._save_until:
+                return
+            self._host.evict(name)
 
     def _slot(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kv import names
 from engine.kv.prefix import Entry
-from engine.kv.tiers import BLOCK_PAGES
+from engine.kv.tiers import BLOCK_PAGES, Tier
 from tests.engine.kv.test_drop import POLICY
 from tests.engine.kv.test_prefix import PAGE
 from tests.engine.kv.test_tiers_machine import TOLERANCE, TiersMachine
@@ -31,14 +31,14 @@ class DropMachine(TiersMachine):
         tiers.drop = replace(POLICY, window=6)
         store, kept = tiers._store, tiers._kept
 
-        def note(last: Entry) -> None:
+        def note(last: Entry, tier: Tier | None = None) -> None:
             block = [last]
             while len(block) < BLOCK_PAGES:
                 block.append(block[-1].parent)
             keep = torch.from_numpy(kept(block[::-1])).view(BLOCK_PAGES, PAGE)
             for entry, own in zip(block[::-1], keep, strict=True):
                 self.packed.setdefault(entry.name, []).append((self.values([entry.page])[:, :, 0], ~own))
-            store(last)
+            store(last, tier)
 
         tiers._store = note  # type: ignore[method-assign]
 

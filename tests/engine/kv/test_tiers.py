@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.core import Engine
@@ -274,3 +275,27 @@ def test_a_pace_that_forbids_is_doubted() -> None:
     assert 30 < refused < 40
     pace.learn(1.0)
     assert 0.5 < pace.seconds < 0.7
+
+
+def test_at_the_end_what_was_wanted_last_is_saved_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompts = engine(kv_disk_dir=tmp_path / "kv"), [prompt_of(36, start) for start in (1, 9, 17)]
+    for name, prompt in zip("abc", prompts, strict=True):
+        end_of(target, name, prompt, max_tokens=1)
+        push_out(target)
+    end_of(target, "again", prompts[0], max_tokens=1)  # the pool has it, and the host, which it was from
+    saved: list[bytes] = []
+    disk = target.tiers.tiers[1].store
+    reserve = disk.prepare_store
+    monkeypatch.setattr(
+        disk,
+        "prepare_store",
+        lambda name, tokens, salt, **how: saved.append(tokens) or reserve(name, tokens, salt, **how),
+    )
+    target.close()
+    order = [np.frombuffer(tokens, "<i4").tolist() for tokens in dict.fromkeys(saved)]
+    blocks = [[prompt[:16], prompt[16:32]] for prompt in prompts]
+    assert order[:2] == blocks[0]
+    assert order[2] in blocks[2] and order[3] in blocks[2]
+    assert order[4] in blocks[1] and order[5] in blocks[1]
