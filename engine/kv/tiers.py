@@ -476,10 +476,11 @@ class Tiers:
                 return
             if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1:
                 self._store(entry, disk)
-        for name in self._host.newest() if self._host is not None else ():
-            if time.monotonic() > self._save_until:
-                return
-            self._host.evict(name)
+        if self._host is not None:
+            for name in self._host.newest():
+                if time.monotonic() > self._save_until:
+                    return
+                self._host.evict(name)
 
     def _slot(
         self,
