@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.reference import draw, entropy, gather, rope, silu_mul, token_statistics, write_kv
+from engine.kernels.reference import (
+    attention_mass,
+    draw,
+    entropy,
+    gather,
+    rope,
+    silu_mul,
+    token_statistics,
+    write_kv,
+)
 from engine.kernels.triton.decode import attend_decode, decode_attention
 from engine.kernels.triton.head import lm_head
 from engine.kernels.triton.heads import head_statistics
@@ -24,6 +33,7 @@ __all__ = [
     "add_rms_norm",
     "attend_decode",
     "attend_prefill",
+    "attention_mass",
     "check",
     "decode_attention",
     "draw",
