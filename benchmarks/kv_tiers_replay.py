@@ -1,0 +1,172 @@
+"""Clients that send prompts which begin alike, to engines that keep nothing, pages, or pages and tiers.
+
+Two replays. *Shared*: every request begins with one of several system prompts, drawn at random, and ends
+with a message of its own. *Chat*: every request is the next turn of one of many conversations. In both
+the beginnings are several times what the page pool holds, so that a cache of pages alone forgets most
+of them before they come again.
+
+A client asks, waits for the whole answer, and asks for what is next in the list. All beginnings are
+asked for once before anything is counted; then the engines take turns, pass by pass, with the same list.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import intervals
+from benchmarks.kv_tiers_drive import Answer, Driver, Engines
+from benchmarks.rows import console
+from benchmarks.text import Text
+from engine.messages import TierStats
+
+ARMS: dict[str, dict[str, Any]] = {
+    "nothing kept": {"prefix_cache": False},
+    "pages alone": {"kv_host_mb": 0},
+    "with tiers": {},
+}
+_COUNTED = ("hits", "misses", "stores", "evictions", "loaded_bytes", "stored_bytes", "late")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked: `sessions` beginnings of `beginning` tokens, and so on. `grows`: an answer and the next
+    message continue the session."""
+
+    name: str
+    sessions: int
+    beginning: int
+    message: int
+    answer: int
+    grows: bool
+    clients: tuple[int, ...] = (1, 8, 32)
+    requests: int = 48  # a pass
+    passes: int = 3
+    pool: int = 8192  # tokens
+    host_mb: int = 160
+
+
+SHARED = Plan("shared", sessions=16, beginning=1500, message=60, answer=24, grows=False)
+CHAT = Plan("chat", sessions=40, beginning=600, message=60, answer=24, grows=True, requests=40)
+WHOLE = (SHARED, CHAT)
+QUICK = tuple(replace(plan, clients=(8,), requests=24, passes=2) for plan in WHOLE)
+
+
+@dataclass
+class Arm:
+    """An engine with what its sessions hold and what its passes have shown."""
+
+    driver: Driver
+    sessions: list[list[int]]
+    answers: list[Answer] = field(default_factory=list)
+    seconds: float = 0.0
+    before: dict[str, TierStats] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for the JSON; `ms` in the order of the list."""
+        first = [1000 * answer.first_s for answer in self.answers]
+        prompts = sum(len(answer.prompt) for answer in self.answers)
+        found: Counter[str] = Counter()
+        for answer in self.answers:
+            found.update(answer.tier_tokens)
+        return {
+            "p50_ms": float(np.quantile(first, 0.5)),
+            "p95_ms": float(np.quantile(first, 0.95)),
+            "tokens_per_s": sum(len(answer.tokens) for answer in self.answers) / self.seconds,
+            "prompt_tokens_per_s": prompts / self.seconds,
+            "hit_ratio": {tier: found[tier] / prompts for tier in ("device", "host", "disk")},
+            "tiers": {tier: self._moved(tier, stats) for tier, stats in self.driver.stats().items()},
+            "ms": first,
+        }
+
+    def _moved(self, tier: str, stats: TierStats) -> dict[str, int]:
+        return {name: getattr(stats, name) - getattr(self.before[tier], name) for name in _COUNTED}
+
+
+def measure(engines: Engines, text: Text, plans: Sequence[Plan], folder: Path) -> dict[str, Any]:
+    """Return, for each plan and number of clients, the figures of every arm and how they compare."""
+    return {
+        plan.name: {
+            "plan": asdict(plan),
+            "clients": {str(count): _replay(engines, text, plan, count, folder) for count in plan.clients},
+        }
+        for plan in plans
+    }
+
+
+def ratios(found: dict[str, Any]) -> dict[str, float]:
+    """The figure of the issue: eight clients, shared prompts, p95 with tiers ÷ that of pages alone."""
+    eight = found.get("shared", {}).get("clients", {}).get("8")
+    return {} if eight is None else {"shared_prompt_p95_ratio": eight["p95_ratio"]["pages alone"]["median"]}
+
+
+def _replay(engines: Engines, text: Text, plan: Plan, clients: int, folder: Path) -> dict[str, Any]:
+    arms = {}
+    for name, settings in ARMS.items():
+        wanted = {"kv_tokens": plan.pool} | settings
+        if name == "with tiers":
+            wanted |= {"kv_host_mb": plan.host_mb, "kv_disk_dir": folder / f"{plan.name} {clients}"}
+        sessions = [text.prompt(plan.beginning, 7 * i) for i in range(plan.sessions)]
+        arms[name] = Arm(engines.engine(**wanted), sessions)
+    source, messages = random.Random(clients), itertools.count()
+    names = list(arms)
+    for number in range(-1, plan.passes):
+        order = _order(plan, source) if number >= 0 else range(plan.sessions)
+        asked = [(session, text.prompt(plan.message, 3 * next(messages) + 1)) for session in order]
+        what = "before" if number < 0 else f"pass {number + 1} of {plan.passes}"
+        for name in names[number % 3 :] + names[: number % 3]:
+            seconds = _pass(arms[name], asked, plan, clients, counted=number >= 0)
+            console.print(f"[dim]{plan.name}, {clients} clients, {what}: {name} {seconds:.1f} s")
+    figures = {name: arm.as_dict() for name, arm in arms.items()}
+    for arm in arms.values():
+        arm.driver.close()
+    mine = figures["with tiers"]["ms"]
+    return {
+        "arms": figures,
+        "p95_ratio": {
+            name: asdict(intervals.quantile_ratio(mine, figures[name]["ms"], 0.95))
+            for name in ARMS
+            if name != "with tiers"
+        },
+    }
+
+
+def _order(plan: Plan, source: random.Random) -> list[int]:
+    """Sessions in the order of their requests: any, or those of one turn of all before any has another."""
+    if not plan.grows:
+        return [source.randrange(plan.sessions) for _ in range(plan.requests)]
+    return [i % plan.sessions for i in range(plan.requests)]
+
+
+def _pass(arm: Arm, asked: Sequence[tuple[int, list[int]]], plan: Plan, clients: int, counted: bool) -> float:
+    """Have so many clients ask for all of a list; return the seconds it took."""
+    if counted and not arm.before:
+        arm.before = arm.driver.stats()
+    waiting, running = deque(asked), dict[int, tuple[int, list[int]]]()
+    answers: list[Answer] = []
+    began = time.perf_counter()
+    while waiting or running:
+        busy = {session for session, _ in running.values()} if plan.grows else set()
+        while waiting and len(running) < clients and waiting[0][0] not in busy:
+            session, message = waiting.popleft()
+            answer = arm.driver.submit(arm.sessions[session] + message, plan.answer)
+            running[id(answer)] = session, message
+            answers.append(answer)
+            busy |= {session} if plan.grows else set()
+        for answer in arm.driver.step():
+            session, message = running.pop(id(answer))
+            if plan.grows:
+                arm.sessions[session] = answer.prompt + answer.tokens
+    seconds = time.perf_counter() - began
+    if counted:
+        arm.seconds += seconds
+        arm.answers += answers
+    return seconds
