@@ -122,7 +122,7 @@ def _replay(engines: Engines, text: Text, plan: Plan, clients: int, folder: Path
         order = _order(plan, source) if number >= 0 else range(plan.sessions)
         asked = [(session, text.prompt(plan.message, 3 * next(messages) + 1)) for session in order]
         what = "before" if number < 0 else f"pass {number + 1} of {plan.passes}"
-        for name in names[number % 3 :] + names[: number % 3]:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             seconds = _pass(arms[name], asked, plan, clients, counted=number >= 0)
             console.print(f"[dim]{plan.name}, {clients} clients, {what}: {name} {seconds:.1f} s")
     figures = {name: arm.as_dict() for name, arm in arms.items()}
