@@ -73,6 +73,7 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.open: dict[str, Answer] = {}
+        self.found_tokens = 0  # of all prompts, in any tier
         self._requests = 0
 
     def submit(self, prompt: Sequence[int], tokens: int) -> Answer:
@@ -104,6 +105,7 @@ class Driver:
         for finish in output.finished:
             answer = self.open.pop(finish.request_id)
             answer.tier_tokens = finish.tier_tokens
+            self.found_tokens += finish.cached_tokens
             ended.append(answer)
         return ended
 

@@ -8,8 +8,8 @@ turn is put where it belongs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Plan:
 
     pairs: int = 16
     pool: int = 8192
+    loads: Mapping[str, Load] = field(default_factory=lambda: LOADS)
 
 
 QUICK = Plan(pairs=4)
@@ -51,7 +52,7 @@ def measure(engines: Engines, text: Text, plan: Plan, folder: Path) -> dict[str,
     found: dict[str, Any] = {}
     ways = {"host": {}, "host and disk": {"kv_disk_dir": folder / "kv", "kv_host_mb": 64}}
     for way, settings in ways.items():
-        for name, load in LOADS.items():
+        for name, load in plan.loads.items():
             # As in the engine's benchmark prompts are not cut, so that the two do the same in each turn.
             common = {"kv_tokens": plan.pool, "itl_slo_ms": 0}
             pair = engines.engine(prefix_cache=False, **common), engines.engine(**settings, **common)
@@ -67,6 +68,7 @@ def measure(engines: Engines, text: Text, plan: Plan, folder: Path) -> dict[str,
             found[f"{way}, {name}"] = asdict(intervals.of(losses)) | {
                 "losses": losses,
                 "stored_bytes": stats,
+                "found_tokens": pair[1].found_tokens,
                 "load": asdict(load),
             }
             console.print(

@@ -7,6 +7,7 @@ of them before they come again.
 
 A client asks, waits for the whole answer, and asks for what is next in the list. All beginnings are
 asked for once before anything is counted; then the engines take turns, pass by pass, with the same list.
+Throughput is that of whole passes; first tokens of those who all come at once at its start are not counted.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _COUNTED = ("hits", "misses", "stores", "evictions", "loaded_bytes", "stored_byt
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked: `sessions` beginnings of `beginning` tokens, and so on. `grows`: an answer and the next
-    message continue the session."""
+    """What is asked: `sessions` beginnings of `beginning` tokens; messages and answers of about so many, half
+    as many to half as many again. `grows`: an answer and the next message continue the session."""
 
     name: str
     sessions: int
@@ -48,16 +49,25 @@ class Plan:
     answer: int
     grows: bool
     clients: tuple[int, ...] = (1, 8, 32)
-    requests: int = 48  # a pass
+    requests: int = 48  # counted of a pass; before them as many as there are clients, who all come at once
     passes: int = 3
-    pool: int = 8192  # tokens
-    host_mb: int = 160
+    pool: int = 16384  # tokens
+    host_mb: int = 256
 
 
-SHARED = Plan("shared", sessions=16, beginning=1500, message=60, answer=24, grows=False)
-CHAT = Plan("chat", sessions=40, beginning=600, message=60, answer=24, grows=True, requests=40)
+SHARED = Plan("shared", sessions=24, beginning=1500, message=60, answer=24, grows=False)
+CHAT = Plan("chat", sessions=40, beginning=600, message=60, answer=24, grows=True)
 WHOLE = (SHARED, CHAT)
-QUICK = tuple(replace(plan, clients=(8,), requests=24, passes=2) for plan in WHOLE)
+QUICK = tuple(replace(plan, clients=(8,), passes=2) for plan in WHOLE)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: what a client adds to a session, and how many tokens it wants."""
+
+    session: int
+    message: list[int]
+    answer: int
 
 
 @dataclass
@@ -67,6 +77,7 @@ class Arm:
     driver: Driver
     sessions: list[list[int]]
     answers: list[Answer] = field(default_factory=list)
+    tokens: int = 0  # of all answers
     seconds: float = 0.0
     before: dict[str, TierStats] = field(default_factory=dict)
 
@@ -80,8 +91,7 @@ class Arm:
         return {
             "p50_ms": float(np.quantile(first, 0.5)),
             "p95_ms": float(np.quantile(first, 0.95)),
-            "tokens_per_s": sum(len(answer.tokens) for answer in self.answers) / self.seconds,
-            "prompt_tokens_per_s": prompts / self.seconds,
+            "tokens_per_s": self.tokens / self.seconds,
             "hit_ratio": {tier: found[tier] / prompts for tier in ("device", "host", "disk")},
             "tiers": {tier: self._moved(tier, stats) for tier, stats in self.driver.stats().items()},
             "ms": first,
@@ -119,8 +129,11 @@ def _replay(engines: Engines, text: Text, plan: Plan, clients: int, folder: Path
     source, messages = random.Random(clients), itertools.count()
     names = list(arms)
     for number in range(-1, plan.passes):
-        order = _order(plan, source) if number >= 0 else range(plan.sessions)
-        asked = [(session, text.prompt(plan.message, 3 * next(messages) + 1)) for session in order]
+        order = _order(plan, plan.requests + clients, source) if number >= 0 else range(plan.sessions)
+        asked = [
+            Asked(session, text.prompt(_about(plan.message, source), 3 * i + 1), _about(plan.answer, source))
+            for session, i in zip(order, messages, strict=False)
+        ]
         what = "before" if number < 0 else f"pass {number + 1} of {plan.passes}"
         for name in names[number % len(names) :] + names[: number % len(names)]:
             seconds = _pass(arms[name], asked, plan, clients, counted=number >= 0)
@@ -139,34 +152,39 @@ def _replay(engines: Engines, text: Text, plan: Plan, clients: int, folder: Path
     }
 
 
-def _order(plan: Plan, source: random.Random) -> list[int]:
+def _order(plan: Plan, count: int, source: random.Random) -> list[int]:
     """Sessions in the order of their requests: any, or those of one turn of all before any has another."""
     if not plan.grows:
-        return [source.randrange(plan.sessions) for _ in range(plan.requests)]
-    return [i % plan.sessions for i in range(plan.requests)]
+        return [source.randrange(plan.sessions) for _ in range(count)]
+    return [i % plan.sessions for i in range(count)]
 
 
-def _pass(arm: Arm, asked: Sequence[tuple[int, list[int]]], plan: Plan, clients: int, counted: bool) -> float:
+def _about(count: int, source: random.Random) -> int:
+    return source.randint(count // 2, count + count // 2)
+
+
+def _pass(arm: Arm, asked: Sequence[Asked], plan: Plan, clients: int, counted: bool) -> float:
     """Have so many clients ask for all of a list; return the seconds it took."""
     if counted and not arm.before:
         arm.before = arm.driver.stats()
-    waiting, running = deque(asked), dict[int, tuple[int, list[int]]]()
+    waiting, running = deque(asked), dict[int, int]()  # answers' sessions
     answers: list[Answer] = []
     began = time.perf_counter()
     while waiting or running:
-        busy = {session for session, _ in running.values()} if plan.grows else set()
-        while waiting and len(running) < clients and waiting[0][0] not in busy:
-            session, message = waiting.popleft()
-            answer = arm.driver.submit(arm.sessions[session] + message, plan.answer)
-            running[id(answer)] = session, message
+        while waiting and len(running) < clients:
+            if plan.grows and waiting[0].session in running.values():
+                break
+            one = waiting.popleft()
+            answer = arm.driver.submit(arm.sessions[one.session] + one.message, one.answer)
+            running[id(answer)] = one.session
             answers.append(answer)
-            busy |= {session} if plan.grows else set()
         for answer in arm.driver.step():
-            session, message = running.pop(id(answer))
+            session = running.pop(id(answer))
             if plan.grows:
                 arm.sessions[session] = answer.prompt + answer.tokens
     seconds = time.perf_counter() - began
     if counted:
         arm.seconds += seconds
-        arm.answers += answers
+        arm.tokens += sum(len(answer.tokens) for answer in answers)
+        arm.answers += answers[clients:]
     return seconds

@@ -29,9 +29,9 @@ from engine.messages import TierStats
 
 BLOCK_PAGES = 4
 
-_BESIDE_DECODES_S = 0.01  # of a step, for packing and unpacking
+_BESIDE_DECODES_S = 0.02  # of a step, for packing and unpacking
 _ALONE_S = 0.05
-_AHEAD = 0.3  # share of it after which no page is copied ahead
+_AHEAD = 0.15  # share of it after which no page is copied ahead
 ASKED = 32  # loads that may be out at once in a tier that takes its time; its queue is longer
 _LOOK_AHEAD = 32  # leaves of the prefix cache, from which pages are copied before their room is wanted
 _LOOK_BACK = 128  # blocks seen on the way from there
