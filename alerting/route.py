@@ -54,6 +54,7 @@ class RouteEvidence:
         self.rate: float | None = None
         self.basis = "none"
         self.unscored = 0
+        self.traffic_changed = False  # so that people do not take other questions for a fault
 
     def add_l1(self, request_id: str, time: float) -> None:
         """A response raised an L1."""
@@ -163,6 +164,7 @@ class RouteEvidence:
             "responses_recent": len(self.recent),
             "healthy_l1_rate": self.rate,
             "limits_of": self.basis,
+            "traffic_changed": self.traffic_changed,
             "log_evidence": self.logs(),
             "interruptions_live": self.live_interruptions,
             "responses_live": self.live_responses,

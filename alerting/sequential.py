@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from types import ModuleType
 
@@ -92,6 +92,10 @@ class Bank:
             detector = self._detectors.setdefault(name, EDetector(self._grid, self._cap))
             if name in tests:
                 detector.update(tests[name], rate)
+
+    def members(self) -> Iterable[tuple[str, EDetector]]:
+        """Return every test with its detector."""
+        return self._detectors.items()
 
     @property
     def value(self) -> float:
