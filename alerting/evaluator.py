@@ -228,6 +228,7 @@ class Evaluator:
             "baseline": self.baseline_summary(),
             "baseline_problem": self._mismatch,
             "blind": self.blind(),
+            "too_calm": [name for name, e in self._routes.items() if e.too_calm],
             "traffic": self.traffic.evidence() | {"changed": self.traffic.changed},
             "routes": {name: e.evidence() | {"l1_live": e.is_live(now)} for name, e in self._routes.items()},
         }

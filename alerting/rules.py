@@ -90,6 +90,10 @@ class Statistic(_Strict):
         """The statistic and its side, in one word."""
         return f"{self.name}:{self.side}"
 
+    def test(self, level: float) -> str:
+        """Return the name of its test at a level."""
+        return f"{self.key}@{level:g}"
+
 
 class Mixture(_Strict):
     """Weights of the three joint inputs; they sum to 1."""

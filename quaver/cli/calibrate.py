@@ -33,9 +33,9 @@ def calibrate(
     """Send healthy questions to a running server and build its baseline from what it then sees.
 
     Further questions are asked four times, twice without their answer in the passage: heads of attention
-    that tell these apart become a score. Then the server asks its canaries, known prompts that it will replay from time to time, and keeps how
-    they are answered in health. Other traffic that arrives meanwhile is taken for healthy too. Takes a few
-    minutes on two cores.
+    that tell these apart become a score. Then the server asks its canaries, known prompts that it will replay
+    from time to time, and keeps how they are answered in health. Other traffic that arrives meanwhile is
+    taken for healthy too. Takes a few minutes on two cores.
     """
     import asyncio
 

@@ -404,3 +404,14 @@ def test_the_stream_and_the_whole_response_agree(service, rules) -> None:
         for name in ("cusum", "window_excess", "sentence_entropy", "response_entropy", "sentence_excess"):
             assert found[name] == pytest.approx(whole[name], abs=1e-5), (name, tokens)
         assert found["sentence_confidence"] == pytest.approx(1 - whole["sentence_doubt"], abs=1e-5)
+
+
+def test_answers_surer_than_the_baseline_are_told_of_and_page_nobody(service, rules, watch) -> None:
+    w = watch(baseline=service.baseline(rules))
+    for _ in range(60):
+        service.respond(w.evaluator, service.rows(24))
+    assert w.evaluator.report()["too_calm"] == []
+    for _ in range(150):
+        service.respond(w.evaluator, service.rows(24, -0.8))
+    assert w.evaluator.report()["too_calm"] == ["qa"]
+    assert w.changes == []
