@@ -13,7 +13,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo serve test check bench score format install dev model lock clean
+.PHONY: help demo serve test check bench bench-kv score format install dev model lock clean
 help: ## list what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
@@ -34,6 +34,9 @@ check: dev ## lint, types, import contract
 
 bench: $(VENV)/.installed-bench model ## the engine beside llama.cpp and transformers; options in ARGS, e.g. ARGS="--quick"
 	$(BIN)/python -m benchmarks.engine $(ARGS)
+
+bench-kv: install model ## the KV tiers against computing everything again; options in ARGS, e.g. ARGS="--quick"
+	$(BIN)/python -m benchmarks.kv_tiers $(ARGS)
 
 score: dev model ## strike the model with every fault and write score.html and score.json; options in ARGS, e.g. ARGS="--quick"
 	$(BIN)/quaver chaos score --html score.html --json score.json $(ARGS)

@@ -17,6 +17,8 @@ from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, Response
 MAX_SAMPLES = 100_000
 MAX_OPEN = 4096
 MAX_KEPT = 2_000  # responses whose rows are kept for the fit of the scores ...
+#: Routes of canaries that are the contrast, and whether their passage lacks the answer.
+CONTRAST = {"contrast-whole": False, "contrast-lacking": True}
 MAX_KEPT_ROWS = 512  # ... of at most so many tokens each
 _MAX_KEPT_BYTES = 256 * 1024 * 1024  # and so much of layer detail in all
 
@@ -35,7 +37,11 @@ class _Open:
 
 
 class Collector:
-    """A SignalSink that keeps one sample per healthy, complete response. Canaries stay out."""
+    """A SignalSink that keeps one sample per healthy, complete response. Canaries stay out.
+
+    Canaries on the routes of `CONTRAST` are answers with and without what their question needs: the fit of
+    the heads learns to tell them apart.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -44,11 +50,12 @@ class Collector:
         self._kept = self._bytes = 0
         self._interruptions: dict[str, list[int]] = {}
         self.samples: list[Sample] = []
+        self.contrast: list[tuple[Response, bool]] = []
         self.model = ""
 
     def on_started(self, event: ResponseStarted) -> None:
         """Open a response."""
-        if event.canary:
+        if event.canary and event.route not in CONTRAST:
             return
         entry = _Open(event)
         for preset in self._raw.values():
@@ -95,6 +102,11 @@ class Collector:
             return
         tracker = entry.tracker
         tracker.finish()
+        if entry.started.canary:
+            kept = self._keep(entry) if tracker.tokens else None
+            if kept is not None:
+                self.contrast.append((kept, CONTRAST[entry.started.route]))
+            return
         if tracker.tokens and not tracker.missing:
             self.samples.append(
                 Sample(
@@ -131,6 +143,7 @@ class Collector:
             model=model or self.model,
             quantization=quantization,
             interruptions={route: Count(*count) for route, count in self._interruptions.items()},
+            contrast=self.contrast,
         )
 
 

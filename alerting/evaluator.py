@@ -23,6 +23,7 @@ from alerting.rules import AlertRule, RawPreset, Rules
 from alerting.scores import Frozen, rows_of
 from alerting.scores.response import HeadRows, combined
 from alerting.statistics import ResponseTracker, temperature_band
+from alerting.traffic import EVERYWHERE, Traffic
 from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
 
 MAX_OPEN = 4096
@@ -74,6 +75,7 @@ class Evaluator:
         self.preset = preset
         self._rules = rules
         self._pager = Pager(rules, book, breaker)
+        self.traffic = Traffic(rules, book)
         self._breaker = breaker
         self._metrics = metrics
         self._clock = clock
@@ -106,6 +108,7 @@ class Evaluator:
         """Open a response."""
         if event.canary:
             return
+        self.traffic.add(event.route, event.prompt_tokens, event.time)
         if event.model != self._engine[0]:
             self._engine = (event.model, self._engine[1])
             self._apply(event.model)
@@ -209,6 +212,8 @@ class Evaluator:
         for evidence in self._routes.values():
             self._pager.check_quiet(evidence, now)
             self._export(evidence, now)
+        rule = self._rules.alerts.traffic_changed
+        self._metrics.alert_active.labels(rule.name, rule.level, EVERYWHERE).set(self.traffic.changed)
         self._metrics.heartbeat.set(now)
 
     def blind(self) -> dict[str, str]:
@@ -223,12 +228,14 @@ class Evaluator:
             "baseline": self.baseline_summary(),
             "baseline_problem": self._mismatch,
             "blind": self.blind(),
+            "too_calm": [name for name, e in self._routes.items() if e.too_calm],
+            "traffic": self.traffic.evidence() | {"changed": self.traffic.changed},
             "routes": {name: e.evidence() | {"l1_live": e.is_live(now)} for name, e in self._routes.items()},
         }
 
     def alert_rules(self) -> list[AlertRule]:
         """Return the conditions watched here."""
-        return self._pager.rules
+        return [*self._pager.rules, self._rules.alerts.traffic_changed]
 
     def baseline_summary(self) -> dict[str, Any] | None:
         """Return what the baseline knows, and whether it holds for what runs."""
@@ -303,6 +310,7 @@ class Evaluator:
             self._check(evidence, now)
 
     def _check(self, evidence: RouteEvidence, now: float) -> None:
+        evidence.traffic_changed = self.traffic.changed
         self._pager.check(evidence, now, self._interruption_rate(evidence.name))
 
     def _on_transition(self, transition: Transition) -> None:

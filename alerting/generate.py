@@ -101,7 +101,22 @@ def alertmanager_config(webhook_url: str, key_file: str) -> dict[str, Any]:
                     "group_interval": "1m",
                     "repeat_interval": "1m",
                 },
-                *({"matchers": [f'team="{team}"'], "receiver": f"quaver-{team}"} for team in _TEAMS),
+                *(
+                    {
+                        "matchers": [f'team="{team}"'],
+                        "receiver": f"quaver-{team}",
+                        # What pages nobody may wait, and need not be repeated before tomorrow.
+                        "routes": [
+                            {
+                                "matchers": ['severity="info"'],
+                                "group_wait": "1m",
+                                "group_interval": "15m",
+                                "repeat_interval": "24h",
+                            }
+                        ],
+                    }
+                    for team in _TEAMS
+                ),
             ],
         },
         "inhibit_rules": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -13,17 +13,21 @@ from alerting.limits import L1, Count, Limits
 from alerting.rules import QuantilePreset, RawPreset, Rules
 
 Basis = Literal["route", "pooled", "none"]
+_FREQUENT = 0.25  # level of a test that many healthy responses pass
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The tests of one response, and the upper bounds of the healthy rates of all tests.
 
-    `rates` is empty where none is known. `basis` tells whose limits were used: the route's own, or
-    other routes' (wider: healthy rates are taken to be `pooled_drift` times theirs).
+    `rates` is empty where none is known. `calm` bounds the healthy rates of *not* passing the frequent
+    tests: answers that pass them too seldom are surer than healthy ones, or the baseline is old. `basis`
+    tells whose limits were used: the route's own, or other routes' (wider: healthy rates are taken to be
+    `pooled_drift` times theirs).
     """
 
     tests: dict[str, bool]
     rates: dict[str, float]
+    calm: dict[str, float] = {}
     basis: Basis
     cause: str = ""
 
@@ -31,6 +35,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def l1(self) -> bool:
         """Whether the response raises an L1."""
         return self.tests[L1]
+
+
+class _Known(NamedTuple):
+    limits: Limits | None
+    rates: dict[str, float]
+    calm: dict[str, float]
+    basis: Basis
+
+
+_UNKNOWN = _Known(None, {}, {}, "none")
 
 
 class Judge:
@@ -41,7 +55,7 @@ class Judge:
         self._rules = rules
         self._preset = rules.preset(name)
         self._baseline: Baseline | None = None
-        self._rates: dict[tuple[str, str], tuple[Limits | None, dict[str, float], Basis]] = {}
+        self._rates: dict[tuple[str, str], _Known] = {}
 
     def use(self, baseline: Baseline | None) -> None:
         """Put a baseline in force."""
@@ -52,7 +66,7 @@ class Judge:
         self, route: str, band: str, statistics: Mapping[str, float], raw_l1: Iterable[str]
     ) -> Verdict | None:
         """Judge a response by what is known of it; None when this preset cannot (no limits)."""
-        limits, rates, basis = self._known(route, band)
+        limits, rates, calm, basis = self._known(route, band)
         if isinstance(self._preset, RawPreset):
             return Verdict(tests={L1: self.name in raw_l1}, rates=rates, basis=basis, cause="run_and_entropy")
         if limits is None:
@@ -61,30 +75,37 @@ class Judge:
         if not tests:
             return None
         cause = limits.strongest(statistics, self._preset.statistics) if tests[L1] else ""
-        return Verdict(tests=tests, rates=rates, basis=basis, cause=cause)
+        return Verdict(tests=tests, rates=rates, calm=calm, basis=basis, cause=cause)
 
     def reaches_l1(self, route: str, band: str, key: str) -> float:
         """Return the value beyond which a statistic alone raises an L1; infinite where nothing is known."""
-        limits, _, _ = self._known(route, band)
+        limits = self._known(route, band).limits
         return math.inf if limits is None else limits.reaches_l1(key)
 
-    def _known(self, route: str, band: str) -> tuple[Limits | None, dict[str, float], Basis]:
+    def _known(self, route: str, band: str) -> _Known:
         if (route, band) not in self._rates:
             self._rates[route, band] = self._look_up(route, band)
         return self._rates[route, band]
 
-    def _look_up(self, route: str, band: str) -> tuple[Limits | None, dict[str, float], Basis]:
+    def _look_up(self, route: str, band: str) -> _Known:
         stratum = self._baseline.stratum(route, band) if self._baseline else None
         if stratum is None:
-            return None, {}, "none"
+            return _UNKNOWN
         own = stratum.route == route
         basis: Basis = "route" if own else "pooled"
         drift = self._rules.rate.drift
         if isinstance(self._preset, QuantilePreset):
             limits = stratum.limits[self.name]
             drift *= 1.0 if own else self._preset.pooled_drift
-            return limits, {name: self._bound(count, drift) for name, count in limits.counts.items()}, basis
-        return None, {L1: self._bound(stratum.raw[self.name], drift)}, basis
+            frequent = [s.test(max(s.levels)) for s in self._preset.statistics if max(s.levels) >= _FREQUENT]
+            counts = {name: limits.counts[name] for name in frequent if name in limits.counts}
+            return _Known(
+                limits,
+                {name: self._bound(count, drift) for name, count in limits.counts.items()},
+                {name: self._bound(count.others(), drift) for name, count in counts.items()},
+                basis,
+            )
+        return _Known(None, {L1: self._bound(stratum.raw[self.name], drift)}, {}, basis)
 
     def _bound(self, count: Count, drift: float) -> float:
         return min(1.0, drift * count.upper(self._rules.rate.confidence))

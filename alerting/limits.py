@@ -32,6 +32,10 @@ class Count(msgspec.Struct, frozen=True):
         """Return the Clopper–Pearson upper bound of the rate."""
         return rate_upper_bound(self.events, self.trials, confidence)
 
+    def others(self) -> Count:
+        """Return the count of the trials without an event."""
+        return Count(self.trials - self.events, self.trials)
+
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a statistic under health.
@@ -94,7 +98,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def _tests(self, listed: Iterable[Statistic]) -> Iterator[tuple[str, str, float]]:
         for statistic in listed:
             for level in statistic.levels:
-                name = name_of_test(statistic, level)
+                name = statistic.test(level)
                 if name in self.thresholds:
                     yield name, statistic.key, self.thresholds[name]
 
@@ -115,7 +119,7 @@ def fit_limits(
     for statistic in listed:
         own = [s[statistic.key] for s in scores if statistic.key in s]
         for level in statistic.levels if own else ():
-            thresholds[name_of_test(statistic, level)] = conformal_threshold(own, level)
+            thresholds[statistic.test(level)] = conformal_threshold(own, level)
     unused = Limits(tails=tails, thresholds=thresholds, counts={})
     verdicts = [unused.judge(found, listed) for found in rate]
     counts = {
@@ -123,11 +127,6 @@ def fit_limits(
         for name in thresholds
     }
     return Limits(tails=tails, thresholds=thresholds, counts=counts)
-
-
-def name_of_test(statistic: Statistic, level: float) -> str:
-    """Return the name of the test of a statistic at a level."""
-    return f"{statistic.key}@{level:g}"
 
 
 def conformal_threshold(scores: list[float], alpha: float) -> float:

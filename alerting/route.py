@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from alerting.interruptions import OutcomeWindow, TenantCap
 from alerting.judge import Verdict
-from alerting.limits import L1, name_of_test
+from alerting.limits import L1
 from alerting.rules import QuantilePreset, RawPreset, Rules
 from alerting.sequential import Bank, BankRecovery, EDetector, RecoveryWindow
 
@@ -28,6 +28,7 @@ class RouteEvidence:
         self._preset = preset
         grid, cap = rules.rate.grid, _CAP * rules.rate.threshold
         self.l1 = Bank(grid, cap)  # every test of the model's side
+        self.calm = Bank(grid, cap)  # frequent tests that are passed too seldom
         self.confidence = Bank(grid, cap)
         self.entropy = Bank(grid, cap)
         self._signal = _signals(preset)
@@ -54,6 +55,7 @@ class RouteEvidence:
         self.rate: float | None = None
         self.basis = "none"
         self.unscored = 0
+        self.traffic_changed = False  # so that people do not take other questions for a fault
 
     def add_l1(self, request_id: str, time: float) -> None:
         """A response raised an L1."""
@@ -82,6 +84,9 @@ class RouteEvidence:
         for model, _ in self.recovery.values():
             if model is not None:
                 model.add(verdict.tests, verdict.rates)
+        self.calm.update(
+            {name: not verdict.tests[name] for name in verdict.calm if name in verdict.tests}, verdict.calm
+        )
         if not l1_frozen:
             self.l1.update(verdict.tests, verdict.rates)
         if not joint_frozen:
@@ -123,6 +128,11 @@ class RouteEvidence:
             and self.leaving.value >= self._rules.rate.threshold
         )
 
+    @property
+    def too_calm(self) -> bool:
+        """Whether answers are surer than the baseline's: it is old, or something holds them down."""
+        return self.calm.value >= self._rules.rate.threshold
+
     def began(self, condition: Condition) -> None:
         """An alert began: its way back is judged by what comes now."""
         for window in self.recovery[condition]:
@@ -163,6 +173,7 @@ class RouteEvidence:
             "responses_recent": len(self.recent),
             "healthy_l1_rate": self.rate,
             "limits_of": self.basis,
+            "traffic_changed": self.traffic_changed,
             "log_evidence": self.logs(),
             "interruptions_live": self.live_interruptions,
             "responses_live": self.live_responses,
@@ -190,4 +201,4 @@ def _signals(preset: RawPreset | QuantilePreset) -> dict[str, str]:
     """Return which of the joint inputs each test belongs to."""
     if isinstance(preset, RawPreset):
         return {}
-    return {name_of_test(s, level): s.signal for s in preset.statistics for level in s.levels}
+    return {s.test(level): s.signal for s in preset.statistics for level in s.levels}

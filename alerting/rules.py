@@ -90,6 +90,10 @@ class Statistic(_Strict):
         """The statistic and its side, in one word."""
         return f"{self.name}:{self.side}"
 
+    def test(self, level: float) -> str:
+        """Return the name of its test at a level."""
+        return f"{self.key}@{level:g}"
+
 
 class Mixture(_Strict):
     """Weights of the three joint inputs; they sum to 1."""
@@ -171,7 +175,7 @@ class AlertRule(_Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$")]
     level: Literal["L1", "L2"]
-    severity: Literal["warning", "critical"]
+    severity: Literal["info", "warning", "critical"]
     team: Literal["prompt-eng", "mlops", "sre"]
     summary: str
 
@@ -189,6 +193,20 @@ class AlertRules(_Strict):
         team="mlops",
         summary="Known prompts are no longer answered as in health",
     )
+    traffic_changed: AlertRule = AlertRule(
+        name="QuaverTrafficChanged",
+        level="L1",
+        severity="info",
+        team="prompt-eng",
+        summary="Routes or prompt lengths are no longer the usual ones",
+    )
+
+
+class TrafficRule(_Strict):
+    """When the mix of routes and prompt lengths counts as another one."""
+
+    reference: Annotated[int, Field(ge=50, le=100_000)] = 300
+    drift: Annotated[float, Field(ge=1)] = 1.5
 
 
 class SloRule(_Strict):
@@ -210,6 +228,7 @@ class Rules(_Strict):
     presets: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Preset]
     rate: RateRule
     interruptions: InterruptionRule
+    traffic: TrafficRule = TrafficRule()
     breaker: BreakerRule
     alerts: AlertRules
     slo: SloRule

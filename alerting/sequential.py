@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from types import ModuleType
 
@@ -52,12 +52,15 @@ class EDetector:
 
     def update(self, x: bool, p0: float) -> float:
         """Take one response in and return the new value. p₀ may differ between responses."""
-        p0 = min(max(p0, _RATE_MIN), _RATE_MAX)
-        for i, share in enumerate(self._grid):
-            theta = p0 + share * (1 - p0)
-            factor = theta / p0 if x else (1 - theta) / (1 - p0)
-            self._evidence[i] = min((1 + self._evidence[i]) * factor, self._cap)
+        self.take(x, p0)
         return self.value
+
+    def take(self, x: bool, p0: float) -> None:
+        """Take one response in."""
+        factors = _factors(self._grid, p0)[x]
+        self._evidence = [(1 + e) * factor for e, factor in zip(self._evidence, factors, strict=True)]
+        if max(self._evidence) > self._cap:
+            self._evidence = [min(e, self._cap) for e in self._evidence]
 
     @property
     def value(self) -> float:
@@ -72,6 +75,14 @@ class EDetector:
     def reset(self) -> None:
         """Forget all evidence."""
         self._evidence = [0.0] * len(self._grid)
+
+
+@lru_cache(maxsize=4096)
+def _factors(grid: tuple[float, ...], p0: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return what evidence is multiplied by when X is 0 and when it is 1, for each alternative."""
+    p0 = min(max(p0, _RATE_MIN), _RATE_MAX)
+    thetas = [p0 + share * (1 - p0) for share in grid]
+    return tuple((1 - theta) / (1 - p0) for theta in thetas), tuple(theta / p0 for theta in thetas)
 
 
 class Bank:
@@ -89,9 +100,15 @@ class Bank:
     def update(self, tests: Mapping[str, bool], rates: Mapping[str, float]) -> None:
         """Take one response in. `rates` names every test of the bank; a test not in `tests` rests."""
         for name, rate in rates.items():
-            detector = self._detectors.setdefault(name, EDetector(self._grid, self._cap))
+            detector = self._detectors.get(name)
+            if detector is None:
+                detector = self._detectors[name] = EDetector(self._grid, self._cap)
             if name in tests:
-                detector.update(tests[name], rate)
+                detector.take(tests[name], rate)
+
+    def members(self) -> Iterable[tuple[str, EDetector]]:
+        """Return every test with its detector."""
+        return self._detectors.items()
 
     @property
     def value(self) -> float:

@@ -63,15 +63,15 @@ def measure(threads: int, seconds: float = 0.25) -> Limits:
             def sweep(count: int = count) -> None:
                 _read(buffer, count, threads, pool)
 
-            read[size] = count / _best(sweep, seconds)
+            read[size] = count / best(sweep, seconds)
     torch.set_num_threads(threads)
     plain = torch.randn(2048, 2048).bfloat16()
     whole = torch.randint(-100, 100, (2048, 2048), dtype=torch.int8)
     operations = 2 * 2048**3
     return Limits(
         read,
-        bf16=operations / _best(lambda: plain @ plain, seconds),
-        int8=operations / _best(lambda: torch._int_mm(whole, whole), seconds),
+        bf16=operations / best(lambda: plain @ plain, seconds),
+        int8=operations / best(lambda: torch._int_mm(whole, whole), seconds),
     )
 
 
@@ -115,7 +115,7 @@ def _read(buffer: np.ndarray, count: int, threads: int, pool: ThreadPoolExecutor
         assert found is None
 
 
-def _best(work: Callable[[], object], seconds: float) -> float:
+def best(work: Callable[[], object], seconds: float) -> float:
     """Return the shortest time that `work` took in about `seconds` of repetitions, five at least."""
     best, began, runs = float("inf"), time.perf_counter(), 0
     while runs < 5 or time.perf_counter() - began < seconds:

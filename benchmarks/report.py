@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from benchmarks.rows import Row
 
 #: Every figure, what it is against, and what to reach: at least, and the aim. Ratios of throughput are
 #: better when larger; shares lost, deltas and seconds are better when smaller.
-TARGETS: dict[str, tuple[str, float, float | None]] = {
+TARGETS: dict[str, tuple[str, float | None, float | None]] = {
     "prefill_512_vs_llamacpp": ("llama.cpp's fastest format", 1.5, 3.0),
     "decode_1_8bit_vs_q8_0": ("llama.cpp Q8_0", 1.0, 1.2),
     "decode_1_4bit_vs_q4_0": ("llama.cpp Q4_0", 0.8, 1.2),
@@ -77,7 +77,7 @@ def show(result: dict[str, Any], console: Console) -> None:
             f"the engine alone {intervals.of(found['engine_tokens_per_s']).median:,.0f}; "
             f"the client takes {found['client_share_of_all_cores']:.1%} of all cores"
         )
-    console.print(_figures(result))
+    console.print(figures(result, TARGETS))
 
 
 def _speeds(rows: list[dict[str, Any]], measure: str) -> Table:
@@ -118,17 +118,18 @@ def _quality(quality: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def _figures(result: dict[str, Any]) -> Table:
+def figures(result: dict[str, Any], targets: Mapping[str, tuple[str, float | None, float | None]]) -> Table:
+    """Return the table of the figures in `targets`, coloured by what they reach."""
     table = Table(title="to reach", title_justify="left")
     for column in ("figure", "against", "here", "at least", "aim"):
         table.add_column(column, justify="left" if column in ("figure", "against") else "right")
-    for name, (against, least, aim) in TARGETS.items():
+    for name, (against, least, aim) in targets.items():
         here = result[name]
         if here is None:
             table.add_row(name, against, "–", _short(least), _short(aim))
             continue
         larger = name in _LARGER_IS_BETTER
-        reached = here >= least if larger else here <= least
+        reached = least is None or (here >= least if larger else here <= least)
         aimed = aim is not None and (here >= aim if larger else here <= aim)
         colour = "green" if aimed else "cyan" if reached else "red"
         table.add_row(name, against, f"[{colour}]{here:.3f}", _short(least), _short(aim))

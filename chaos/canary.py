@@ -10,13 +10,16 @@ from typing import Any, Literal
 import msgspec
 
 TIMEOUT_S = 5.0
-LOGPROB_ERROR = 0.05  # nats; what batching may change in the log-probability of an emitted token
+#: Nats by which an emitted token's log-probability may move where answers are not bit-identical. In a crowd
+#: SmolLM2-135M moved by up to 0.10, as other prompts in a batch change how numbers are rounded.
+LOGPROB_ERROR = 0.25
 QUESTION: dict[str, Any] = {
     "messages": [
-        {"role": "user", "content": "Repeat these words: one, two, three, four, five, six, seven, eight."}
+        {"role": "user", "content": "Red, green, blue, white, black, brown, grey, pink. Repeat this list."},
+        {"role": "assistant", "content": "Red, green,"},
     ],
     "temperature": 0,
-    "max_tokens": 16,
+    "max_tokens": 12,
     "logprobs": True,
     "top_logprobs": 5,
 }

@@ -34,7 +34,7 @@ class ChaosClient:
     """
 
     def __init__(
-        self, url: str, key: str, *, timeout_s: float = 15.0, transport: httpx.BaseTransport | None = None
+        self, url: str, key: str, *, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None
     ) -> None:
         self._http = httpx.Client(
             base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=timeout_s, transport=transport
@@ -50,21 +50,37 @@ class ChaosClient:
         ttl_s: float,
         params: dict[str, float | int | str | bool] | None = None,
         selector: dict[str, float | str] | None = None,
+        *,
         seed: int = 0,
+        stop: dict[str, float | str] | None = None,
+        dry: bool = False,
     ) -> dict[str, Any]:
-        """Start a fault; returns its listing with `fault_id` once it is in force."""
+        """Start a fault; returns its listing with `fault_id` once it is in force.
+
+        `stop`: conditions that halt chaos (`alert`, `promql`, `interruptions`). `dry`: nothing is
+        started; returns whom it would reach and what it would act with.
+        """
         body = {
             "kind": kind,
             "ttl_s": ttl_s,
             "params": params or {},
             "selector": selector or {},
             "seed": seed,
+            "stop": stop or {},
         }
-        return self._call("POST", "/quaver/chaos/faults", body)
+        return self._call("POST", "/quaver/chaos/preview" if dry else "/quaver/chaos/faults", body)
 
     def preview(self, selector: dict[str, float | str] | None = None) -> dict[str, Any]:
         """Return how many of the recent requests a selector would have reached."""
         return self._call("POST", "/quaver/chaos/preview", {"selector": selector or {}})
+
+    def note(self, text: str) -> dict[str, Any]:
+        """Write a line to the chaos journal; returns the entry."""
+        return self._call("POST", "/quaver/chaos/notes", {"text": text})
+
+    def canary(self) -> dict[str, Any]:
+        """Ask the known question now; returns how the answer compares with that before the faults."""
+        return self._call("POST", "/quaver/chaos/canary")
 
     def stop(self, fault_id: str) -> dict[str, Any]:
         """End a fault. Harmless when it is over already."""
@@ -81,6 +97,10 @@ class ChaosClient:
     def alerts(self) -> dict[str, Any]:
         """Return what fires and what fired, as `GET /quaver/alerts` tells it."""
         return self._call("GET", "/quaver/alerts")
+
+    def live(self, seconds: int) -> dict[str, Any]:
+        """Return the last seconds of traffic in bins of one second, as `GET /quaver/live` tells them."""
+        return self._call("GET", f"/quaver/live?seconds={seconds}")
 
     def close(self) -> None:
         """Close the connections."""

@@ -212,6 +212,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     started: Instant | None = None
     scope: str | None = None
     touched: int | None = None
+    stop: dict[str, Any] = {}
 
 
 class Param(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,6 +262,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     touched: int | None = None
     by: str | None = None
+    state: str | None = None
+    why: str | None = None
+    text: str | None = None
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):

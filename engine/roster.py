@@ -176,9 +176,24 @@ class Roster:
             sequence = admission.sequence
             self.waiting.remove(sequence)
             sequence.pages += self.cache.take(self.pool.needed(sequence.longest) - len(sequence.pages))
+            self._copy(sequence)
             sequence.admitted = now
             self.shares.admit(sequence.flow, sequence.pending)
             self.running.append(sequence)
+
+    def _copy(self, sequence: Sequence) -> None:
+        """Copy what the cache has of the next page: what two prompts have in common may end in its middle.
+
+        Whoever asks the same again computes one token.
+        """
+        if sequence.chain is None or sequence.loading is not None or self.whole_chunks:
+            return
+        rest = sequence.tokens[sequence.computed : sequence.prompt_length - 1]
+        found, count = self.cache.similar(sequence.chain, sequence.computed // self.pool.page_size, rest)
+        if found is not None:
+            self.pool.copy([found], [sequence.pages[sequence.computed // self.pool.page_size]])
+            sequence.computed = sequence.shared = sequence.computed + count
+            sequence.tier_tokens["device"] = sequence.computed
 
     def _load(self) -> None:
         """Take in blocks that have come for those who wait for them; a flow is not charged for them."""
@@ -231,8 +246,9 @@ class Roster:
             wanted = shareable(sequence, self._unit) // self.pool.page_size
             sequence.pages = self.cache.acquire(sequence.chain, count, wanted)
             if self.tiers is not None:
+                whole = sequence.prompt_length // self.pool.page_size
                 sequence.loading = self.tiers.begin(
-                    sequence.chain, sequence.tokens, count, wanted, self.cost.prompt_s
+                    sequence.chain, sequence.tokens, count, whole, self.cost.prompt_s
                 )
 
     @property

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 import httpx
 
+from alerting.collector import CONTRAST
 from chaos.client import refusal
 from chaos.load.questions import supply
 from chaos.load.readers import Question, Readers, closed_loop
 from chaos.load.reading import Patience
+from chaos.prompts import generate, twins
+from chaos.prompts.item import prompt
 
 #: Readers of healthy traffic stay to the end.
 _PATIENT = Patience(median_s=3600.0, reaction_s=3600.0)
@@ -35,10 +39,12 @@ async def calibrate(
     seed: int,
     temperatures: Sequence[float],
     progress: Callable[[int], None],
+    contrast: int = 0,
 ) -> dict[str, Any]:
     """Ask until the server has gathered `responses` healthy ones and return its summary of the baseline.
 
-    Questions are asked at each of `temperatures` in turn.
+    Questions are asked at each of `temperatures` in turn. Then `contrast` further questions are asked four
+    times each: with the answer in their passage, and without it.
 
     `key` is an operator's. The old baseline stays in force until the new one is whole. Raises
     CalibrationError and httpx.TransportError.
@@ -49,6 +55,10 @@ async def calibrate(
         try:
             questions = supply("calibration", max_tokens=max_tokens, seed=seed, temperatures=temperatures)
             await _ask(url, key, questions, responses, readers, seed, progress)
+            if contrast:
+                pairs = _contrast(contrast, max_tokens=max_tokens, seed=seed + 1, temperatures=temperatures)
+                told = lambda read: progress(responses + read)  # noqa: E731
+                await _ask(url, key, iter(pairs), len(pairs), readers, seed, told)
             await _healthy(server, before)
             return await _act(server, _PATH, "finish")
         except BaseException:
@@ -78,6 +88,33 @@ async def calibrate_canaries(
         if state["calibration"]["error"] or not state["usable"]:
             raise CalibrationError(state["calibration"]["error"] or state["why_not"])
         return state
+
+
+def _contrast(count: int, *, max_tokens: int, seed: int, temperatures: Sequence[float]) -> list[Question]:
+    """Return each question with its answer's sentence gone and another one gone, and its twins."""
+    questions = []
+    for item, temperature in zip(generate("calibration", count, seed), cycle(temperatures), strict=False):
+        without = [
+            prompt(" ".join(s for at, s in enumerate(item.sentences) if at != gone), item.question)
+            for gone in (item.answer_at, item.distractor_at)
+        ]
+        for messages, lacking in (
+            (without[0], True),
+            (without[1], False),
+            (twins.absent(item).messages, True),
+            (twins.answered(item).messages, False),
+        ):
+            route = next(name for name, lacks in CONTRAST.items() if lacks == lacking)
+            questions.append(
+                Question(
+                    messages=tuple(messages),
+                    route=route,
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    headers={"x-quaver-canary": "1"},
+                )
+            )
+    return questions
 
 
 def _server(url: str, key: str) -> httpx.AsyncClient:

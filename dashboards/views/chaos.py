@@ -21,7 +21,7 @@ from dashboards.intervals import (
 )
 from dashboards.session import api, heading, tell
 from dashboards.settings import DashboardSettings
-from dashboards.shapes import Alerts, Chaos, Lease
+from dashboards.shapes import Alerts, Chaos, Entry, Lease
 from dashboards.views.chaos_form import form
 
 KEY_HELP = "the content of `operator.key` in the engine's keys folder"
@@ -124,6 +124,7 @@ def _lease(lease: Lease, key: str | None, said: Any) -> None:
                     (lease.kind, lease.id),
                     ("Parameters", describe(lease.params) or "none"),
                     ("Acts on", reach(lease.selector)),
+                    ("Halts when", describe(lease.stop) or "the operator says so"),
                     ("Requests touched", lease.touched),
                     ("Started", clock(lease.started)),
                 ]
@@ -188,6 +189,13 @@ def fired_table(chaos: Chaos, alerts: Alerts) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _what(entry: Entry) -> str:
+    """Return what a line of the journal is about: the fault, the verdict on its revert, or a note."""
+    if entry.event == "start":
+        return f"{describe(entry.params)}; {reach(entry.selector)}"
+    return entry.state or entry.text or ""
+
+
 def journal_table(chaos: Chaos) -> pd.DataFrame:
     """Return the journal, the newest entry first."""
     rows = [
@@ -195,10 +203,10 @@ def journal_table(chaos: Chaos) -> pd.DataFrame:
             "time": clock(entry.time),
             "event": entry.event,
             "fault": entry.kind,
-            "what": f"{describe(entry.params)}; {reach(entry.selector)}" if entry.event == "start" else "",
+            "what": _what(entry),
             "for, s": entry.ttl_s,
             "touched": entry.touched,
-            "reason": entry.reason,
+            "reason": entry.reason or entry.why,
             "by": entry.by,
             "id": entry.id,
         }

@@ -202,9 +202,10 @@ class DiskStore:
         """Work of a reader: read a block for a load that somebody still waits for."""
         if load.ready():
             return
-        entry = load.entry
+        entry, began = load.entry, time.monotonic()
         block = None if self._closed else self._folder.read(entry, buffer)
         with self._lock:
+            load.seconds = time.monotonic() - began
             if block is None:
                 self._writer.tidy()
             self.settle(load, block)
@@ -253,6 +254,7 @@ class DiskLoad:
         self.entry, self.deadline = entry, deadline
         self.settled = self.released = False
         self.block: NDArray[np.uint8] | None = None
+        self.seconds = 0.0  # of the read
         self._store = store
 
     def ready(self) -> bool:

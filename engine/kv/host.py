@@ -283,6 +283,8 @@ class HostStore:
 class _Load:
     """A pinned entry; none once it is released."""
 
+    seconds = 0.0
+
     def __init__(self, store: HostStore, entry: _Entry) -> None:
         self._block = store._block(entry)
         self._store = store

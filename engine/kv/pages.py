@@ -97,8 +97,9 @@ class PagePool:
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
         """Copy what every layer holds in `sources` into `targets`, one for one, dead slots too."""
-        for kept in (self.keys, self.values):
-            kept[:, targets] = kept[:, sources]
+        for source, target in zip(sources, targets, strict=True):
+            for layer in (*self.keys, *self.values):  # in pieces too small to wake PyTorch's own threads
+                layer[target].copy_(layer[source])
         self.dead[targets] = self.dead[sources]
 
     def clear(self, pages: Iterable[int]) -> None:

@@ -148,6 +148,21 @@ class PrefixCache:
         self.share(pages)
         return pages
 
+    def similar(self, chain: Chain, count: int, tokens: Sequence[int]) -> tuple[int | None, int]:
+        """Return a page to copy from and how many of `tokens` it begins with, at least one; or None and 0.
+
+        It is, of those kept after the first `count` pages of `chain`, the one with most of them. It is not
+        the caller's, and what follows the common tokens in it is no concern of the caller's.
+        """
+        run, _ = self._run(chain, count)
+        if not run or len(run) < count:
+            return None, 0
+        own, page, common = names.token_bytes(tokens[: self.pool.page_size]), None, 0
+        for entry in run[-1].children:
+            while (more := 4 * (common + 1)) <= len(own) and entry.tokens[:more] == own[:more]:
+                page, common = entry.page, common + 1
+        return page, common
+
     def keep(self, chain: Chain, tokens: Sequence[int], pages: list[int], full: int) -> None:
         """Keep a sequence's first `full` pages, which are computed.
 

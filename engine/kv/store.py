@@ -69,6 +69,10 @@ class Counters:
 class Load(Protocol):
     """A block on its way to the caller, who must `release` it; until then it is pinned."""
 
+    @property
+    def seconds(self) -> float:
+        """What fetching it took, the wait for its turn aside; 0 until that is known."""
+
     def ready(self) -> bool:
         """Whether `result` is final."""
 

@@ -30,9 +30,10 @@ from engine.messages import TierStats
 
 BLOCK_PAGES = 4
 
-_BESIDE_DECODES_S = 0.003  # of a step, for packing and unpacking
+_BESIDE_DECODES_S = 0.02  # of a step, for packing and unpacking
 _ALONE_S = 0.05
-_ASKED = 12  # loads that may be out at once in a tier that takes its time; its queue is longer
+_AHEAD = 0.15  # share of it after which no page is copied ahead
+ASKED = 32  # loads that may be out at once in a tier that takes its time; its queue is longer
 _LOOK_AHEAD = 32  # leaves of the prefix cache, from which pages are copied before their room is wanted
 _LOOK_BACK = 128  # blocks seen on the way from there
 _POLL_S = 0.0005
@@ -126,9 +127,8 @@ class Loading:
 
     blocks: deque[Wanted]
     began: float
-    slow: list[Tier]  # that it waits for
+    most: int  # tokens of the prompt that may come from a tier: its last is always computed
     tokens: dict[str, int] = field(default_factory=dict)  # tokens loaded, by tier
-    counts: dict[str, int] = field(default_factory=dict)  # blocks loaded, by tier
     gains: dict[str, float] = field(default_factory=dict)  # seconds won, by tier; below 0 lost
     took: float = 0.0  # seconds, once it is over
 
@@ -161,7 +161,8 @@ class Tiers:
     Invariant: each load that is out belongs to one of `loadings`, and each of these to a sequence that
     owns the pages it is for; whoever ends the sequence must `cancel` it.
 
-    A loading ends after `deadline_s` at the latest. What the host gives up goes to the disk.
+    After `deadline_s` a loading takes what has come, and waits no longer. What the host gives up goes to
+    the disk.
     """
 
     def __init__(
@@ -234,8 +235,7 @@ class Tiers:
             blocks.append(wanted)
         loading = None
         if blocks:
-            slow = [t for t in self.tiers if not t.at_once and any(b.tier is t for b in blocks)]
-            loading = Loading(blocks, time.monotonic(), slow)
+            loading = Loading(blocks, time.monotonic(), len(tokens) - 1)
             self.loadings.add(loading)
             self._ask(loading)
         self.step_s += time.perf_counter() - began
@@ -243,9 +243,9 @@ class Tiers:
 
     def advance(self, loading: Loading, pages: list[int], computed: int) -> int:
         """Unpack what has come into `pages`, which hold `computed` tokens; return how many they do now."""
-        if loading.blocks and time.monotonic() - loading.began > self._deadline_s:
-            if not loading.ready:  # else its store has counted it
-                loading.blocks[0].tier.late += 1
+        late = time.monotonic() - loading.began > self._deadline_s
+        if loading.blocks and late and not loading.ready:
+            loading.blocks[0].tier.late += 1
             self._give_up(loading)
         while loading.ready and (self.step_s < self._limit_s or not self._taken):
             began = time.perf_counter()
@@ -255,7 +255,7 @@ class Tiers:
             self.step_s += time.perf_counter() - began
         self._ask(loading)  # again: others may have made room in the queue
         if loading.over:
-            self._end(loading)
+            self._close(loading)
         return computed
 
     def wait(self, seconds: float) -> None:
@@ -277,7 +277,7 @@ class Tiers:
         self._short = self._policy.short(1 - pool.free / pool.pages, self._short)
         if self._short:
             for entry in islice(self._idle(), _LOOK_BACK):
-                if self.step_s >= self._limit_s:
+                if self.step_s >= _AHEAD * self._limit_s:
                     return
                 if not entry.copied:
                     self._store(entry)
@@ -326,11 +326,11 @@ class Tiers:
         out = sum(
             wanted.load is not None and not wanted.tier.at_once
             for other in self.loadings
-            for wanted in islice(other.blocks, _ASKED)
+            for wanted in islice(other.blocks, ASKED)
         )
-        for place, wanted in enumerate(islice(loading.blocks, _ASKED)):
+        for place, wanted in enumerate(islice(loading.blocks, ASKED)):
             if wanted.load is None:
-                if out >= _ASKED:
+                if out >= ASKED:
                     return
                 wanted.ask()
                 if wanted.load is None:
@@ -349,16 +349,15 @@ class Tiers:
         own = pages[wanted.index * BLOCK_PAGES : (wanted.index + 1) * BLOCK_PAGES]
         self._unpack(block, own, computed // self.cache.pool.page_size - wanted.index * BLOCK_PAGES)
         self._promote(wanted, block)
+        seconds = wanted.load.seconds
         wanted.load.release()
         loading.blocks.popleft()
-        tier, end = wanted.tier, (wanted.index + 1) * self.layout.tokens
+        tier, end = wanted.tier, min((wanted.index + 1) * self.layout.tokens, loading.most)
         loading.tokens[tier.name] = loading.tokens.get(tier.name, 0) + end - computed
-        loading.counts[tier.name] = loading.counts.get(tier.name, 0) + 1
         tier.loaded_bytes += block.nbytes
         tier.load_times.add(time.monotonic() - wanted.asked)
         loading.settle(wanted, came=True)
-        if tier.at_once:
-            tier.pace.learn(time.perf_counter() - began)
+        tier.pace.learn(seconds + time.perf_counter() - began)
         return end
 
     def _unpack(self, block: NDArray[np.uint8], own: list[int], held: int) -> None:
@@ -385,7 +384,9 @@ class Tiers:
 
     def _give_up(self, loading: Loading) -> None:
         """Wait no longer: what was waited for the next block is lost."""
-        loading.settle(loading.blocks[0], came=False)
+        wanted = loading.blocks[0]
+        wanted.tier.pace.learn(time.monotonic() - (wanted.asked or loading.began))  # what was lost by it
+        loading.settle(wanted, came=False)
         self._cut(loading, 0)
 
     def _cut(self, loading: Loading, place: int) -> None:
@@ -394,12 +395,6 @@ class Tiers:
             load = loading.blocks.pop().load
             if load is not None:
                 load.release()
-
-    def _end(self, loading: Loading) -> None:
-        """Learn how long a loading took in tiers that take their time."""
-        self._close(loading)
-        for tier in loading.slow:
-            tier.pace.learn(loading.took / max(loading.counts.get(tier.name, 0), 1))
 
     def _close(self, loading: Loading) -> None:
         """Settle the accounts of a loading that is over."""

@@ -12,13 +12,14 @@ from engine.kv.policy import Recompute
 from engine.kv.prefix import PrefixCache
 from engine.kv.store import Store
 from engine.kv.tier_policy import PRESETS
-from engine.kv.tiers import BLOCK_PAGES, Tiers
+from engine.kv.tiers import ASKED, BLOCK_PAGES, Tiers
 from engine.models.config import ModelConfig
 from engine.settings import EngineSettings
 
 log = logging.getLogger("quaver.engine")
 
 _MB = 1 << 20
+_QUEUE = 2 * ASKED  # loads that wait, and stores
 
 
 def open_tiers(
@@ -79,6 +80,7 @@ def _disk(settings: EngineSettings, layout: BlockLayout, fingerprint: bytes, sma
             fingerprint=fingerprint,
             capacity_mb=settings.kv_disk_mb,
             deadline_s=settings.kv_deadline_s,
+            queue=_QUEUE,
         )
     except (OSError, ValueError) as error:
         log.error("kv disk: %s; prompts are not kept on disk", error)

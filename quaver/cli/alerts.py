@@ -38,6 +38,10 @@ def list_alerts(
     problem = state["evaluator"]["baseline_problem"]
     if problem and not state["evaluator"]["blind"]:
         typer.echo(f"blind: {problem}")
+    for route in state["evaluator"]["too_calm"]:
+        typer.echo(
+            f"{route}: answers are surer than the baseline's; look at some, then `quaver calibrate` again"
+        )
     for route, breaker in sorted(state["breaker"].items()):
         if isinstance(breaker, dict):
             typer.echo(f"breaker {route}: {breaker['state']}")

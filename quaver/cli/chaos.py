@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,21 @@ from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
 
 if TYPE_CHECKING:
     from chaos.client import ChaosClient
+
+_SHOWN = 5  # faults that have ended
+_TOLD = (
+    "params",
+    "selector",
+    "ttl_s",
+    "reason",
+    "touched",
+    "state",
+    "why",
+    "text",
+    "lost",
+    "unreadable_lines",
+    "by",
+)
 
 app = typer.Typer(
     help="Start, watch and end faults on a running server. Starting needs its switch QUAVER_CHAOS=1.",
@@ -48,26 +64,67 @@ def _pairs(pairs: list[str], option: str) -> dict[str, Any]:
     return found
 
 
+Select = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--select", "-s", help="Whom it strikes: share=0.5, tenant=…, route=…, header=x-name=value."
+    ),
+]
+
+
 @app.command()
 def start(
     kind: Annotated[str, typer.Argument(help="A kind from `quaver chaos list`.")],
     param: Annotated[list[str] | None, typer.Option("--param", "-p", help="NAME=VALUE of the fault.")] = None,
-    select: Annotated[
+    select: Select = None,
+    stop: Annotated[
         list[str] | None,
         typer.Option(
-            "--select", "-s", help="Whom it strikes: share=0.5, tenant=…, route=…, header=x-name=value."
+            "--stop",
+            help="Halt chaos when alert=NAME or alert=L2 fires, promql=EXPRESSION holds, or readers break "
+            "off more than interruptions=SHARE of the answers.",
         ),
     ] = None,
     ttl: Annotated[float, typer.Option(help="Seconds until the fault ends by itself.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of everything random in the fault.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Start nothing; tell whom it would reach.")
+    ] = False,
     url: URL = DEFAULT_URL,
     key_file: KeyFile = None,
 ) -> None:
     """Start a fault; prints its id and when it ends by itself."""
     params, selector = _pairs(param or [], "--param"), _pairs(select or [], "--select")
+    conditions = _pairs(stop or [], "--stop")
     with _operator(url, key_file) as server:
-        lease = server.start(kind, ttl, params, selector, seed)
-    typer.echo(f"{lease['fault_id']}: in force, ends by itself in {lease['remaining_s']:.0f} s")
+        lease = server.start(kind, ttl, params, selector, seed=seed, stop=conditions, dry=dry_run)
+    if dry_run:
+        fault = lease["fault"]
+        typer.echo(f"{kind} may be started: {_given(fault['params'])}")
+        typer.echo(_reach(lease))
+    else:
+        typer.echo(f"{lease['fault_id']}: in force, ends by itself in {lease['remaining_s']:.0f} s")
+    others = [
+        fault_id for fault_id in lease["chain"] if fault_id != (lease.get("fault") or lease)["fault_id"]
+    ]
+    if others:
+        typer.echo(f"acts on requests with {', '.join(others)}, in the order of `quaver chaos list`")
+
+
+@app.command()
+def preview(select: Select = None, url: URL = DEFAULT_URL, key_file: KeyFile = None) -> None:
+    """Tell how many of the latest requests a selector would have reached."""
+    with _operator(url, key_file) as server:
+        typer.echo(_reach(server.preview(_pairs(select or [], "--select"))))
+
+
+def _reach(seen: dict[str, Any]) -> str:
+    if not seen["recent"]:
+        return "no request has been seen so far, so it is not known whom it would reach"
+    return (
+        f"of the latest {seen['recent']} requests {seen['admitted']} match, "
+        f"and about {seen['expected']:.0f} would be struck"
+    )
 
 
 @app.command("list")
@@ -89,11 +146,27 @@ def list_faults(
     for fault in state["faults"]:
         typer.echo(f"  {fault['fault_id']}: {fault['remaining_s']:.0f} s left, touched {fault['touched']}")
         typer.echo(f"    what: {_given(fault['params'])}; whom: {_given(fault['selector'])}")
+        if fault.get("stop"):
+            typer.echo(f"    halts when: {_given(fault['stop'])}")
+        if len(fault.get("chain", ())) > 1:
+            typer.echo(f"    acts together with others, in this order: {', '.join(fault['chain'])}")
+    if state.get("stop"):
+        typer.echo(f"every fault halts when: {_given(state['stop'])}")
+    if state.get("ended"):
+        typer.echo("ended:")
+    for fault in state.get("ended", ())[:_SHOWN]:
+        typer.echo(f"  {fault['fault_id']}: {fault['reason']}, touched {fault['touched']}")
+        typer.echo(f"    {_revert(fault['reverted'])}")
     typer.echo("kinds:")
     for kind in state["kinds"]:
         typer.echo(f"  {kind['kind']}: {kind['description']}")
         for name, schema in kind["params"]["properties"].items():
             typer.echo(f"    -p {name}={_default(schema)}: {schema.get('description', '')}{_choices(schema)}")
+
+
+def _revert(verdict: dict[str, Any]) -> str:
+    """Say how the answer after a fault compared with the one before."""
+    return f"reverted: {verdict['state']}" + (f" ({verdict['why']})" if verdict.get("why") else "")
 
 
 def _given(values: dict[str, Any]) -> str:
@@ -116,6 +189,26 @@ def _choices(schema: dict[str, Any]) -> str:
 
 
 @app.command()
+def journal(
+    number: Annotated[int, typer.Option("-n", help="Entries at most, the newest last.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    url: URL = DEFAULT_URL,
+    key_file: KeyFile = None,
+) -> None:
+    """Print what was started, ended, halted, verified and noted."""
+    with _operator(url, key_file) as server:
+        entries = server.status()["journal"][:number]
+    for entry in reversed(entries):
+        if as_json:
+            typer.echo(json.dumps(entry))
+            continue
+        when = datetime.fromtimestamp(entry["time"]).strftime("%Y-%m-%d %H:%M:%S")
+        told = {name: entry[name] for name in _TOLD if entry.get(name) not in (None, {}, [])}
+        facts = ", ".join(_given(v) if isinstance(v, dict) else f"{n} {_typed(v)}" for n, v in told.items())
+        typer.echo(" ".join(filter(None, (when, entry["event"], entry.get("fault_id"), facts))))
+
+
+@app.command()
 def stop(
     fault: Annotated[str, typer.Argument(help="Id from `quaver chaos list`.")],
     url: URL = DEFAULT_URL,
@@ -124,15 +217,22 @@ def stop(
     """End one fault. Ending it twice is harmless."""
     with _operator(url, key_file) as server:
         answer = server.stop(fault)
-    typer.echo(f"{fault}: " + ("ended" if answer["ended"] else "was not in force"))
+    if not answer["ended"]:
+        typer.echo(f"{fault}: was not in force")
+        return
+    typer.echo(f"{fault}: ended, touched {answer['touched']} requests")
+    if not answer["confirmed"]:
+        typer.echo("the model process has not confirmed it; its lease ends there by itself", err=True)
 
 
 @app.command()
 def halt(url: URL = DEFAULT_URL, key_file: KeyFile = None) -> None:
     """End every fault at once and refuse new ones until `quaver chaos unblock`."""
     with _operator(url, key_file) as server:
-        server.halt()
+        answer = server.halt()
     typer.echo("every fault is ended; new ones are refused until `quaver chaos unblock`")
+    if not answer["confirmed"]:
+        typer.echo("the model process has not confirmed it; leases end there by themselves", err=True)
 
 
 @app.command()

@@ -282,7 +282,7 @@ def test_the_cusum_raises_an_l1_before_the_sentence_ends(service, rules, watch) 
     assert w.evaluator.events[-1]["cause"] == "cusum:high"
 
 
-def told(service, sink, heads: float = 0.0, route: str = "qa") -> str:
+def told(service, sink, heads: float = 0.0, **how) -> str:
     """Tell a healthy answer with layer detail of every second token; `heads` moves one layer of it."""
     rng = service._rng
     request_id = f"detailed{service.now}"
@@ -312,7 +312,7 @@ def told(service, sink, heads: float = 0.0, route: str = "qa") -> str:
                     )
                 )
 
-    return service.respond(WithLayers(), service.rows(24), route=route, request_id=request_id)
+    return service.respond(WithLayers(), service.rows(24), request_id=request_id, **how)
 
 
 def test_heads_that_moved_raise_an_alert_while_tokens_look_healthy(service, rules, watch) -> None:
@@ -332,6 +332,21 @@ def test_heads_that_moved_raise_an_alert_while_tokens_look_healthy(service, rule
         needed += 1
     assert needed < 30
     assert w.evaluator.events[-1]["cause"] in {"heads_residual:high", "combined:high"}
+
+
+def test_a_contrast_is_gathered_apart_and_its_answers_are_no_samples(service, rules) -> None:
+    collector = Collector(rules)
+    for _ in range(150):
+        told(service, collector)
+    for lacking in (False, True) * 20:
+        route = "contrast-lacking" if lacking else "contrast-whole"
+        told(service, collector, heads=0.1 * lacking, route=route, canary=True)
+        told(service, collector, heads=0.5, route="other", canary=True)
+    assert len(collector.samples) == 150
+    assert [bad for _, bad in collector.contrast] == [False, True] * 20
+    baseline = collector.build(quantization="none")
+    assert baseline.summary()["scores"]["greedy"]["contrast"]
+    assert {stratum.route for stratum in baseline.strata} == {"qa", "*"}
 
 
 def test_detail_of_another_shape_is_left_out(service, rules, watch) -> None:
@@ -389,3 +404,14 @@ def test_the_stream_and_the_whole_response_agree(service, rules) -> None:
         for name in ("cusum", "window_excess", "sentence_entropy", "response_entropy", "sentence_excess"):
             assert found[name] == pytest.approx(whole[name], abs=1e-5), (name, tokens)
         assert found["sentence_confidence"] == pytest.approx(1 - whole["sentence_doubt"], abs=1e-5)
+
+
+def test_answers_surer_than_the_baseline_are_told_of_and_page_nobody(service, rules, watch) -> None:
+    w = watch(baseline=service.baseline(rules))
+    for _ in range(60):
+        service.respond(w.evaluator, service.rows(24))
+    assert w.evaluator.report()["too_calm"] == []
+    for _ in range(150):
+        service.respond(w.evaluator, service.rows(24, -0.8))
+    assert w.evaluator.report()["too_calm"] == ["qa"]
+    assert w.changes == []

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from chaoslib.exceptions import ActivityFailed
 
 from chaos import toolkit
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +37,3 @@ def test_the_key_is_found_by_the_environment(
     file.write_text("key\n")
     with pytest.raises(ActivityFailed, match="refused"):  # the key is read: the connection fails
         toolkit.faults_in_force()
-
-
-def test_packaged_experiment_ends_its_own_kind_only() -> None:
-    experiment: dict[str, Any] = yaml.safe_load((ROOT / "chaos/experiments/noise.yaml").read_text())
-    for step in (*experiment["method"], *experiment["rollbacks"]):
-        if step["provider"]["func"] == "stop_faults":
-            assert step["provider"]["arguments"] == {"kind": "noise"}

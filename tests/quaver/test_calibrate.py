@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from chaos.load.questions import supply
+from chaos.prompts import generate
 from quaver import calibrate
 
 REFUSED = httpx.Response(403, json={"error": {"message": "a client key may not do this"}})
@@ -89,3 +90,19 @@ def test_it_refuses_and_leaves_nothing_running(
 def test_questions_are_asked_at_each_temperature_in_turn() -> None:
     questions = supply("calibration", max_tokens=8, temperatures=(0.0, 1.0))
     assert [question.temperature for question in islice(questions, 4)] == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_a_contrast_has_every_question_with_and_without_its_answer() -> None:
+    questions = calibrate._contrast(6, max_tokens=8, seed=1, temperatures=(0.0, 1.0))
+    assert len(questions) == 24
+    assert {question.headers["x-quaver-canary"] for question in questions} == {"1"}
+    assert [question.route for question in questions[:4]] == [
+        "contrast-lacking",
+        "contrast-whole",
+        "contrast-lacking",
+        "contrast-whole",
+    ]
+    items = generate("calibration", 6, 1)
+    for item, lacking, whole in zip(items, questions[::4], questions[1::4], strict=True):
+        assert item.answers[0] not in lacking.messages[1]["content"]
+        assert item.answers[0] in whole.messages[1]["content"]

@@ -52,7 +52,7 @@ def push_out(target: Engine) -> None:
 def test_what_the_pool_gave_up_comes_back_from_the_host() -> None:
     target, prompt = engine(), prompt_of(100)
     end_of(target, "a", prompt)
-    assert end_of(target, "b", prompt).tier_tokens == {"device": 96}
+    assert end_of(target, "b", prompt).tier_tokens == {"device": 99}
     push_out(target)
     end = end_of(target, "c", prompt)
     assert end.tier_tokens == {"host": 96}
@@ -64,7 +64,7 @@ def test_what_the_pool_gave_up_comes_back_from_the_host() -> None:
     assert sum(host.load_counts) == sum(host.store_counts) == 6
     assert host.load_s > 0
     assert host.store_s > 0
-    assert end_of(target, "d", prompt).tier_tokens == {"device": 96}
+    assert end_of(target, "d", prompt).tier_tokens == {"device": 99}
     push_out(target)
     assert end_of(target, "e", prompt, salt=TWO).tier_tokens == {}
 
@@ -160,6 +160,37 @@ def test_nothing_is_loaded_that_is_computed_sooner() -> None:
     push_out(target)
     target.tiers.tiers[0].pace.seconds = 1e-9
     assert end_of(target, "c", prompt).tier_tokens == {"host": 96}
+
+
+def test_the_last_token_of_whole_blocks_is_computed_and_no_other() -> None:
+    target, prompt = engine(), prompt_of(96)
+    cold, _ = run(target, submit("a", prompt))
+    push_out(target)
+    tokens, ends = run(target, submit("b", prompt))
+    assert tokens["b"] == cold["a"]
+    assert ends["b"].tier_tokens == {"host": 95}
+    assert ends["b"].cached_tokens == 95
+
+
+def test_what_has_come_is_taken_after_the_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, prompt = engine(kv_deadline_s=1e-6), prompt_of(100)
+    end_of(target, "a", prompt)
+    push_out(target)
+    monkeypatch.setattr("engine.kv.tiers._ALONE_S", 1e-9)  # a block a step
+    assert end_of(target, "b", prompt).tier_tokens == {"host": 96}
+    assert target.tiers.tiers[0].late == 0
+
+
+def test_the_pace_of_a_disk_is_that_of_its_reads_not_of_the_steps_between(tmp_path: Path) -> None:
+    prompt = prompt_of(100)
+    target = on_disk(tmp_path / "kv", FaultyFiles(), prompt)
+    target.submit(submit("a", prompt))
+    while target.has_work:
+        target.step()
+        time.sleep(0.1)
+    assert target.tiers.stats()[1].hits == 6
+    assert 0 < target.tiers.tiers[1].pace.seconds < 0.1
+    target.close()
 
 
 def test_what_is_there_to_the_middle_of_a_block_is_kept_as_it_is() -> None:
