@@ -31,13 +31,15 @@ class HeadRows:
 
     def __init__(self, frozen: Frozen) -> None:
         self._frozen = frozen
-        model = frozen.head_model
-        self._sums = None if model is None else HeadSums(model)
+        self._sums: HeadSums | None = None  # takes memory once there is detail
 
     def add(self, row: LayerRow) -> None:
         """Take the detail of one token in; raises ValueError when it is of another model."""
-        if self._sums is not None:
-            self._sums.add(row)
+        if self._sums is None:
+            if self._frozen.head_model is None:
+                return
+            self._sums = HeadSums(self._frozen.head_model)
+        self._sums.add(row)
 
     def scores(self) -> dict[str, float]:
         """Return the scores of heads; none without detail."""
