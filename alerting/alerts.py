@@ -19,7 +19,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One condition on one route. Times are RFC 3339 in UTC."""
 
     name: str
-    level: Literal["L1", "L2"]
+    level: Literal["L1", "L2", "info"]
     route: str
     severity: str
     team: str

@@ -17,12 +17,12 @@ from alerting.breaker import STATE_NUMBER, Breaker, Transition
 from alerting.collector import complete, raw_condition
 from alerting.judge import Judge, Verdict
 from alerting.metrics import AlertMetrics
+from alerting.open_response import OpenResponse
 from alerting.pager import Pager
 from alerting.route import RouteEvidence
 from alerting.rules import AlertRule, RawPreset, Rules
-from alerting.scores import Frozen, rows_of
-from alerting.scores.response import HeadRows, combined
-from alerting.statistics import ResponseTracker, temperature_band
+from alerting.scores import rows_of
+from alerting.statistics import temperature_band
 from alerting.traffic import EVERYWHERE, Traffic
 from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
 
@@ -30,31 +30,6 @@ MAX_OPEN = 4096
 MAX_ROUTES = 64
 _OVERFLOW_ROUTE = "other"
 _BLIND_AFTER = 5  # responses in a row that could not be judged
-
-
-class _Open:
-    """A response that streams."""
-
-    __slots__ = ("cusum_limit", "detail", "frozen", "judged", "l1", "raw_l1", "started", "tracker")
-
-    def __init__(self, started: ResponseStarted, frozen: Frozen | None, cusum_limit: float) -> None:
-        """An L1 of the paging preset is certain once the CUSUM is beyond `cusum_limit`."""
-        self.started = started
-        self.frozen = frozen
-        self.cusum_limit = cusum_limit
-        self.tracker = ResponseTracker(None if frozen is None else frozen.surprisal)
-        self.detail = None if frozen is None else HeadRows(frozen)
-        self.raw_l1: set[str] = set()
-        self.l1: set[str] = set()  # presets whose L1 it raised
-        self.judged = False  # the first sentence was
-
-    def statistics(self) -> dict[str, float]:
-        """Return all statistics of a response that is over."""
-        found = self.tracker.sentence | self.tracker.whole()
-        if self.frozen is None or self.detail is None or not found:
-            return found
-        found |= self.detail.scores()
-        return found | combined(found, self.frozen)
 
 
 class Evaluator:
@@ -82,7 +57,7 @@ class Evaluator:
         self._on_l1 = on_l1
         self._judges = {name: Judge(name, rules) for name in rules.presets}
         self._raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._open: OrderedDict[str, OpenResponse] = OrderedDict()
         self._outcomes: OrderedDict[str, None] = OrderedDict()
         self._routes: dict[str, RouteEvidence] = {}
         self._baseline: Baseline | None = None
@@ -114,7 +89,7 @@ class Evaluator:
             self._apply(event.model)
         band = temperature_band(event.temperature)
         usable = self._baseline if self._baseline is not None and not self._mismatch else None
-        entry = _Open(
+        entry = OpenResponse(
             event,
             None if usable is None else usable.frozen.get(band),
             self._judges[self.preset].reaches_l1(event.route, band, "cusum:high"),
@@ -251,7 +226,7 @@ class Evaluator:
         for judge in self._judges.values():
             judge.use(None if self._mismatch else self._baseline)
 
-    def _judge_sentence(self, entry: _Open, now: float) -> None:
+    def _judge_sentence(self, entry: OpenResponse, now: float) -> None:
         entry.judged = True
         band = temperature_band(entry.started.temperature)
         for name, judge in self._judges.items():
@@ -261,7 +236,7 @@ class Evaluator:
             if verdict is not None and verdict.l1:
                 self._raise_l1(entry, name, now, verdict.cause)
 
-    def _judge_whole(self, entry: _Open, event: ResponseEnded) -> dict[str, Verdict]:
+    def _judge_whole(self, entry: OpenResponse, event: ResponseEnded) -> dict[str, Verdict]:
         """A broken-off response is judged by its first sentence alone, and only if more followed it."""
         statistics = entry.tracker.sentence if entry.judged else {}
         if complete(event):
@@ -285,7 +260,7 @@ class Evaluator:
                 self._raise_l1(entry, name, event.time, verdict.cause)
         return verdicts
 
-    def _raise_l1(self, entry: _Open, preset: str, now: float, cause: str) -> None:
+    def _raise_l1(self, entry: OpenResponse, preset: str, now: float, cause: str) -> None:
         evidence = self._route(entry.started.route)
         if preset in entry.l1:
             if preset == self.preset and preset in self._raw:

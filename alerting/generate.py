@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from alerting.kv_rules import kv_rules
 from alerting.promtool_test import rules_test
 from alerting.rules import AlertRule, QuantilePreset, RawPreset, Rules, load_rules
 from alerting.webhook import WATCHDOG
@@ -70,6 +71,7 @@ def prometheus_rules(rules: Rules) -> dict[str, Any]:
             {"name": "quaver-recording", "rules": _recording(rules)},
             {"name": "quaver-joint", "rules": _joint(rules)},
             {"name": "quaver-slo", "rules": _slo(rules)},
+            {"name": "quaver-kv", "rules": kv_rules()},
             {"name": "quaver-meta", "rules": _meta(rules)},
         ]
     }

@@ -21,6 +21,7 @@ def rules_test(rules: Rules) -> dict[str, Any]:
             _outage(),
             _single_error(),
             _accuracy(rules),
+            _kv(),
         ],
     }
 
@@ -137,6 +138,29 @@ def _accuracy(rules: Rules) -> dict[str, Any]:
                 1,
             ),
             _value('count(ALERTS{alertname="QuaverWatchdog",alertstate="firing"})', "{}", 1),
+        ],
+    }
+
+
+def _kv() -> dict[str, Any]:
+    """One damaged block is told of for a while; a disk that failed once is not, one that fails on is."""
+    firing = 'count(ALERTS{alertname="%s",alertstate="firing"}) or vector(0)'
+    corrupt, failing = firing % "QuaverKvCorrupt", firing % "QuaverKvDiskFailing"
+    return {
+        "name": "tiers of the KV cache",
+        "interval": "1m",
+        "input_series": [
+            {"series": 'quaver_kv_tier_corrupt_total{tier="disk"}', "values": f"0x10 1x{_FOR}"},
+            {"series": 'quaver_kv_tier_corrupt_total{tier="host"}', "values": f"0x{_FOR}"},
+            {"series": 'quaver_kv_tier_errors_total{tier="disk"}', "values": "0x5 1x40 1+1x30"},
+            {"series": 'quaver_kv_tier_late_total{tier="disk"}', "values": f"0x{_FOR}"},
+        ],
+        "promql_expr_test": [
+            _value(corrupt, "{}", 0, "10m"),
+            _value(corrupt, "{}", 1, "20m"),
+            _value(corrupt, "{}", 0, "40m"),
+            _value(failing, "{}", 0, "20m"),
+            _value(failing, "{}", 1, "60m"),
         ],
     }
 

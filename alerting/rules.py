@@ -174,7 +174,7 @@ class AlertRule(_Strict):
     """How one condition is named and who hears of it."""
 
     name: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    level: Literal["L1", "L2"]
+    level: Literal["L1", "L2", "info"]
     severity: Literal["info", "warning", "critical"]
     team: Literal["prompt-eng", "mlops", "sre"]
     summary: str
@@ -195,7 +195,7 @@ class AlertRules(_Strict):
     )
     traffic_changed: AlertRule = AlertRule(
         name="QuaverTrafficChanged",
-        level="L1",
+        level="info",
         severity="info",
         team="prompt-eng",
         summary="Routes or prompt lengths are no longer the usual ones",

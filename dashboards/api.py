@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from dashboards.shapes import Alerts, Chaos, Detail, Live, Preview, Request, Status, read
+from dashboards.shapes import Alerts, Chaos, Detail, Live, Preview, Request, Status, Tiers, read
 
 T = TypeVar("T")
 
@@ -47,6 +47,9 @@ class Api:
 
     def chaos(self) -> Chaos:
         return self._get("/quaver/chaos", Chaos)
+
+    def tiers(self) -> Tiers:
+        return self._get("/quaver/tiers", Tiers)
 
     def requests(self, limit: int = 50, route: str | None = None) -> list[Request]:
         """Return finished requests, the newest first."""

@@ -128,6 +128,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     kv_hit_host: int | None = None
     kv_hit_disk: int | None = None
     kv_hit_ratio: float | None = None
+    kv_wait_s: float | None = None
     aggregates: dict[str, float | None] | None = None
     faults: list[str] | None = None
     alerts: list[str] | None = None
@@ -160,6 +161,41 @@ class LayerRow(msgspec.Struct, frozen=True, kw_only=True):
         if values and isinstance(values[0], list):
             return values
         return [values[at : at + heads] for at in range(0, len(values), heads)] if heads else []
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier of the KV cache. `counts` since the server began, `rates` a second over the last minute,
+    `ages` in tokens; of the device in pages, of the tiers below in blocks."""
+
+    tier: str
+    bytes_used: int = 0
+    bytes_total: int = 0
+    tokens: int = 0
+    blocks: int | None = None
+    compression_ratio: float | None = None
+    load_s: float | None = None
+    store_s: float | None = None
+    ages: list[int] = []
+    counts: dict[str, float] = {}
+    rates: dict[str, float] = {}
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache by tier, the nearest first; `waited` prompts a second waited `wait_s` for one below."""
+
+    time: Instant | None = None
+    window_s: float = 60.0
+    waited: float = 0.0
+    wait_s: float | None = None
+    page_tokens: int = 0
+    block_tokens: int = 0
+    age_edges_s: list[float] = []
+    policy: dict[str, Any] = {}
+    tiers: list[Tier] = []
+
+    def find(self, name: str) -> Tier | None:
+        """Return a tier, if there is one of that name."""
+        return next((tier for tier in self.tiers if tier.tier == name), None)
 
 
 class Layers(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,7 +132,9 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
     disconnected: bool  # the client closed its socket before the end: an interruption
     error: str | None
     prompt_tokens: int
-    cached_tokens: int | None = None  # of the prompt's, read from the prefix cache; None: not known
+    cached_tokens: int | None = None  # of the prompt's, read instead of computed; None: not known
+    tier_tokens: dict[str, int] | None = None  # of these, from "device", "host", "disk"
+    loading_s: float = 0.0  # that the prompt waited for "host" and "disk"
     completion_tokens: int
     queued_s: float
     prefill_s: float

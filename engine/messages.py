@@ -204,8 +204,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     promoted_bytes: int = 0
     load_s: float
     store_s: float
-    load_counts: list[int] = []
-    store_counts: list[int] = []
+    load_counts: list[int]
+    store_counts: list[int]
     saved_s: float = 0.0
     lost_s: float = 0.0
     dropped_tokens: int = 0

@@ -201,6 +201,7 @@ class Telemetry:
                     request.touch(faults)
         self._take([columns.decode(output, self.settings.capture_content) for output in outputs])
         for finish in (finish for output in outputs for finish in output.finished):
+            self.live.finished(outputs[-1].time, finish)
             choice = self._open.choice(finish.request_id, finish.choice)
             if choice is not None:
                 choice.finish = finish
@@ -258,12 +259,14 @@ class Telemetry:
 
     def on_engine(self, state: Literal["ready", "lost", "restarting", "stopped"]) -> None:
         """The model process came or went."""
+        self.catch_up()
         self.metrics.engine_up.set(state == "ready")
         if state == "lost":
             self.metrics.restarts.inc()
         if state != "ready":
             self.metrics.running.set(0)
             self.metrics.queue_depth.set(0)
+            self.metrics.kv.end()
 
     def spent_s(self) -> float:
         """Processor time that signals took so far: on the event loop, detectors included, and to write."""

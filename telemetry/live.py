@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.messages import EngineStats
+from engine.messages import EngineStats, Finish
 
 KEPT_S = 3600
 _MAX_FIRST_TOKENS = 512  # in one bin
@@ -27,6 +27,10 @@ _FIELDS = {
     "running": "running",
     "waiting": "waiting",
     "kv_used": "kv_used",
+    "prompt_computed": "prompt_computed",
+    "prompt_device": "prompt_device",
+    "prompt_host": "prompt_host",
+    "prompt_disk": "prompt_disk",
 }
 
 
@@ -48,6 +52,10 @@ class Bin:
     running: int | None = None
     waiting: int | None = None
     kv_used: float | None = None
+    prompt_computed: int = 0  # tokens of prompts whose answer ended
+    prompt_device: int = 0  # the others of them, by the tier they came from
+    prompt_host: int = 0
+    prompt_disk: int = 0
 
     @property
     def mean_confidence(self) -> float | None:
@@ -93,6 +101,16 @@ class Live:
         now = self.at(time)
         now.running, now.waiting = stats.running, stats.waiting
         now.kv_used = stats.pages_used / stats.pages_total if stats.pages_total else None
+
+    def finished(self, time: float, finish: Finish) -> None:
+        """Count where the prompt of a choice came from."""
+        if not finish.completion_tokens:
+            return
+        now, tiers = self.at(time), finish.tier_tokens
+        now.prompt_computed += finish.prompt_tokens - finish.cached_tokens
+        now.prompt_device += tiers.get("device", 0)
+        now.prompt_host += tiers.get("host", 0)
+        now.prompt_disk += tiers.get("disk", 0)
 
     def ended(
         self, time: float, interrupted: bool, failed: bool, alerted: bool, first_token_s: float | None

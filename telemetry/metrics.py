@@ -24,6 +24,7 @@ from telemetry.histograms import BatchHistogram
 from telemetry.joint import PERIODS, Joint
 from telemetry.labels import Labels
 from telemetry.open_requests import OpenRequest
+from telemetry.tiers import Growth, KvTiers
 
 _JOINT_METRICS = {
     "mean_confidence": names.MEAN_CONFIDENCE,
@@ -36,7 +37,6 @@ _PREFIX_METRICS = {
     "prefix_misses": names.PREFIX_MISSES,
     "prefix_evictions": names.PREFIX_EVICTIONS,
     "prefix_collisions": names.PREFIX_COLLISIONS,
-    "prefix_saved_s": names.PREFIX_SAVED,
 }
 
 
@@ -110,7 +110,10 @@ class Metrics:
         self._pages_used, self._pages_free = pages.labels("used"), pages.labels("free")
         self._pages_cached = pages.labels("cached")
         self._prefix = {field: self._counter(spec) for field, spec in _PREFIX_METRICS.items()}
-        self._prefix_seen = dict.fromkeys(_PREFIX_METRICS, 0.0)  # of this model process
+        self._growth = Growth()
+        self.kv = KvTiers(clock())
+        self.registry.register(self.kv)
+        self.kv_wait = self._histogram(names.KV_WAIT)
         self.queue_depth = self._gauge(names.QUEUE_DEPTH)
         self.running = self._gauge(names.RUNNING)
         self.admission = [
@@ -155,9 +158,11 @@ class Metrics:
         self._pages_cached.set(stats.pages_cached)
         self._pages_free.set(stats.pages_total - stats.pages_used - stats.pages_cached)
         for field, counter in self._prefix.items():
-            total = float(getattr(stats, field))
-            counter.inc(max(total - self._prefix_seen[field], 0.0))
-            self._prefix_seen[field] = total
+            counter.inc(self._growth.of(field, getattr(stats, field)))
+        self.kv.observe(outputs)
+        for finish in (finish for output in outputs for finish in output.finished):
+            if finish.loading_s:
+                self.kv_wait.observe(finish.loading_s)
 
     def observe_admission(self, levels: Levels) -> None:
         """Set what the door knows now."""
@@ -199,7 +204,8 @@ class Metrics:
         """Show which model runs, and on what."""
         self.engine_info.clear()
         self.engine_info.labels(ready.model, ready.quantization, ready.dtype, ready.backend).set(1)
-        self._prefix_seen = dict.fromkeys(_PREFIX_METRICS, 0.0)
+        self._growth.restart()
+        self.kv.begin(ready)
         self._pages_used.set(0)
         self._pages_cached.set(0)
         self._pages_free.set(ready.kv_pages)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from engine.messages import TIER_EDGES_S
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -241,12 +243,83 @@ PREFIX_COLLISIONS = Metric(
     "page",
     "StepOutput.stats",
 )
-PREFIX_SAVED = Metric(
-    "quaver_prefix_cache_saved_seconds",
+
+KV_SERVED = Metric(
+    "quaver_kv_served_tokens",
     "counter",
-    "Computing that hits made unnecessary, estimated from the steps that were computed.",
+    "Tokens of prompts that were read instead of computed, by the tier they came from.",
+    "token",
+    "Finish.tier_tokens",
+    ("tier",),
+)
+KV_SAVED = Metric(
+    "quaver_kv_saved_seconds",
+    "counter",
+    "Computing that reading made unnecessary less what prompts waited for it; estimated from computed steps.",
     "s",
-    "StepOutput.stats",
+    "StepOutput.stats, StepOutput.tiers",
+    ("tier",),
+)
+KV_LOST = Metric(
+    "quaver_kv_lost_seconds",
+    "counter",
+    "What prompts waited for a tier beyond the computing that it made unnecessary.",
+    "s",
+    "StepOutput.tiers",
+    ("tier",),
+)
+KV_WAIT = Metric(
+    "quaver_kv_wait_seconds",
+    "histogram",
+    "What a prompt waited for the tiers below the pool, of prompts that did.",
+    "s",
+    "Finish.loading_s",
+    (),
+    TIER_EDGES_S,
+)
+
+
+def _tier(
+    name: str,
+    kind: Literal["counter", "gauge", "histogram"],
+    help_: str,
+    unit: str,
+    buckets: tuple[float, ...] = (),
+) -> Metric:
+    """One figure of each tier of the KV cache."""
+    return Metric(f"quaver_kv_tier_{name}", kind, help_, unit, "StepOutput.tiers", ("tier",), buckets)
+
+
+TIER_BYTES = _tier("bytes", "gauge", "Bytes that a tier's pages or blocks take.", "By")
+TIER_CAPACITY = _tier("capacity_bytes", "gauge", "Bytes that they may take.", "By")
+TIER_TOKENS = _tier("tokens", "gauge", "Tokens whose keys and values a tier holds.", "token")
+TIER_BLOCKS = _tier("blocks", "gauge", "Blocks that a tier below the pool holds.", "block")
+TIER_RATIO = _tier("compression_ratio", "gauge", "Bytes of a token there ÷ in the pool.", "1")
+TIER_HITS = _tier("hits", "counter", "Blocks that a prompt wanted and was handed.", "block")
+TIER_MISSES = _tier("misses", "counter", "Blocks that a prompt wanted and was not handed.", "block")
+TIER_STORES = _tier("stores", "counter", "Blocks that came, promotions among them.", "block")
+TIER_PROMOTIONS = _tier("promotions", "counter", "Blocks that came from the tier below.", "block")
+TIER_EVICTIONS = _tier("evictions", "counter", "Blocks given up for room.", "block")
+TIER_LOADED = _tier("loaded_bytes", "counter", "Bytes unpacked into pages.", "By")
+TIER_STORED = _tier("stored_bytes", "counter", "Bytes that came from the tier above.", "By")
+TIER_PROMOTED = _tier("promoted_bytes", "counter", "Bytes that came from the tier below.", "By")
+TIER_LOAD_TIME = _tier(
+    "load_seconds", "histogram", "From asking for a block to its being in its pages.", "s", TIER_EDGES_S
+)
+TIER_STORE_TIME = _tier(
+    "store_seconds", "histogram", "From making room for a block to its being there.", "s", TIER_EDGES_S
+)
+TIER_DROPPED = _tier("dropped_tokens", "counter", "Tokens left out when blocks were packed.", "token")
+TIER_KEPT = _tier("kept_tokens", "counter", "Tokens that were packed.", "token")
+TIER_CORRUPT = _tier("corrupt", "counter", "Blocks whose bytes were not what was stored.", "block")
+TIER_LATE = _tier("late", "counter", "Loads that were not there at their deadline.", "block")
+TIER_ERRORS = _tier("errors", "counter", "Reads, writes and hand-overs that failed.", "error")
+TIER_COLLISIONS = _tier("collisions", "counter", "Names that stood for other tokens.", "block")
+TIER_FOREIGN = _tier(
+    "foreign", "counter", "Blocks of another model or version, or asked for under another tenant.", "block"
+)
+TIER_REFUSED = _tier(
+    "refused", "counter", "Loads and stores that found a full queue, no room or a pause.", "block"
 )
 QUEUE_DEPTH = Metric(
     "quaver_queue_depth", "gauge", "Choices waiting for a place.", "choice", "StepOutput.stats"
@@ -320,12 +393,16 @@ OTEL_LABELS: Final = {
     "error_type": "error.type",
 }
 
+#: Where keys and values are kept, the nearest first: label values of `tier`.
+TIERS: Final = ("device", "host", "disk")
+
 OTHER: Final = "other"  # label value of everything beyond a cap
 ALL: Final = "all"  # route label of the whole server, joint gauges only
 
 # Spans.
 SPAN_ENCODE: Final = "llm.prompt.encode"
 SPAN_GENERATE: Final = "llm.completion.generate"
+SPAN_KV_LOAD: Final = "quaver.kv_cache.load"  # a prompt's wait for the tiers below the pool
 PROVIDER: Final = "quaver"
 OPERATIONS: Final = {"chat": "chat", "completions": "text_completion"}  # by endpoint
 
@@ -362,6 +439,7 @@ QUAVER_TENANT: Final = "quaver.tenant"
 QUAVER_CANARY: Final = "quaver.canary"
 QUAVER_CHOICE: Final = "quaver.choice"
 QUAVER_QUEUED: Final = "quaver.queued_s"
+QUAVER_KV_TOKENS: Final = "quaver.kv_cache.tokens."  # + tier: tokens of the prompt that came from it
 QUAVER_FAULTS: Final = "quaver.faults"
 QUAVER_OUTCOME: Final = "quaver.outcome"
 QUAVER_UPSTREAM_STEP: Final = "quaver.upstream.step"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 _META = {"schema_version": SCHEMA_VERSION}
 
 _KEY = [
@@ -62,7 +62,8 @@ LAYERS = pa.schema(
 )
 
 #: `kv_hit_*` are tokens of the prompt that were cached, by tier; all of them ÷ the prompt's are the
-#: `kv_hit_ratio`, since schema version 3.
+#: `kv_hit_ratio`, since schema version 3, whose `kv_hit_device` has those of every tier. What the prompt
+#: waited for `host` and `disk` is its `kv_wait_s`: since schema version 4.
 REQUESTS = pa.schema(
     [
         pa.field("request_id", pa.string(), nullable=False),
@@ -92,6 +93,7 @@ REQUESTS = pa.schema(
         pa.field("kv_hit_host", pa.int32()),
         pa.field("kv_hit_disk", pa.int32()),
         pa.field("kv_hit_ratio", pa.float32()),
+        pa.field("kv_wait_s", pa.float32()),
         pa.field("aggregates", pa.map_(pa.string(), pa.float32())),
         pa.field("faults", pa.list_(pa.string())),
         pa.field("alerts", pa.list_(pa.string())),

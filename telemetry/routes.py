@@ -2,6 +2,7 @@
 
 - `GET /metrics`: Prometheus text, or OpenMetrics with exemplars when the client accepts it.
 - `GET /quaver/live?seconds=300`: series in bins of one second.
+- `GET /quaver/tiers`: the KV cache by tier: what each holds, how old that is, and what moves between them.
 - `GET /quaver/records/requests?limit=&route=&since=`: request records, newest first.
 - `GET /quaver/records/requests/{id}`: one request with tokens, layers and spans.
 - `POST /v1/feedback`: what the owner of a request thought of the answer.
@@ -46,6 +47,10 @@ def routes(telemetry: Telemetry) -> list[Route]:
             return _error(400, "`seconds` must be a number", param="seconds")
         telemetry.tick()
         return _json(telemetry.live.series(telemetry.clock(), int(seconds)))
+
+    async def tiers(request: Request) -> Response:
+        telemetry.tick()
+        return _json(telemetry.metrics.kv.report(telemetry.clock()))
 
     async def requests(request: Request) -> Response:
         limit, since = _number(request, "limit", 100), _number(request, "since", -math.inf)
@@ -94,6 +99,7 @@ def routes(telemetry: Telemetry) -> list[Route]:
     return [
         Route("/metrics", metrics, methods=["GET"]),
         Route("/quaver/live", live, methods=["GET"]),
+        Route("/quaver/tiers", tiers, methods=["GET"]),
         Route("/quaver/records/requests", requests, methods=["GET"]),
         Route("/quaver/records/requests/{id}", one, methods=["GET"]),
         Route("/v1/feedback", feedback, methods=["POST"]),

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.hooks import RequestEnded, RequestStarted
 from engine.messages import RequestMeta
+from telemetry import names
 from telemetry.business import Outcome
 from telemetry.open_requests import OpenRequest
 from telemetry.propagation import parent_of
@@ -98,8 +99,9 @@ def request(
         "finish_reason": event.reason,
         "disconnected": event.disconnected,
         "error": event.error,
-        "kv_hit_device": event.cached_tokens,
+        **{f"kv_hit_{tier}": tokens for tier, tokens in hits(event).items()},
         "kv_hit_ratio": hit_ratio(event),
+        "kv_wait_s": None if event.tier_tokens is None else event.loading_s,
         "aggregates": event.aggregates | _sentence(request),
         "faults": list(request.faults),
         "alerts": list(dict.fromkeys(name for _, name in request.alerts)),
@@ -114,6 +116,13 @@ def _sentence(request: OpenRequest) -> dict[str, float]:
     first = request.choices.get(0)
     length = None if first is None else first.sentence.length
     return {} if length is None else {"sentence_tokens": float(length)}
+
+
+def hits(event: RequestEnded) -> dict[str, int]:
+    """Return the prompt's cached tokens by tier; nothing where they are not known."""
+    if event.tier_tokens is None:
+        return {}
+    return {tier: event.tier_tokens.get(tier, 0) for tier in names.TIERS}
 
 
 def hit_ratio(event: RequestEnded) -> float | None:

@@ -138,7 +138,15 @@ class Spans:
     ) -> list[Span]:
         started = request.started
         first = min((c.first_time for c in request.choices.values() if c.first_time is not None), default=end)
-        encode_start = min(started.time + max(ended.queued_s, 0.0), first)
+        admitted = min(started.time + max(ended.queued_s, 0.0), first)
+        encode_start = min(admitted + ended.loading_s, first)
+        spans = []
+        if encode_start > admitted:
+            load = self._tracer.start_span(
+                names.SPAN_KV_LOAD, context, attributes=_hits(ended), start_time=_ns(admitted)
+            )
+            load.end(_ns(encode_start))
+            spans.append(load)
         encode = self._tracer.start_span(
             names.SPAN_ENCODE,
             context,
@@ -150,7 +158,7 @@ class Spans:
             start_time=_ns(encode_start),
         )
         encode.end(_ns(max(encode_start, min(first, end))))
-        spans = [encode]
+        spans.append(encode)
         for number, choice in sorted(request.choices.items()):
             if choice.first_time is None or choice.last_time is None:
                 continue
@@ -196,6 +204,7 @@ class Spans:
         ratio = rows.hit_ratio(ended)
         if ratio is not None:
             attributes[names.LLM_KV_HIT_RATIO] = ratio
+        attributes |= _hits(ended)
         if started.choices > 1:
             attributes[names.REQUEST_CHOICES] = started.choices
         if ended.token_times_s:
@@ -253,6 +262,10 @@ def _choice_attributes(number: int, choice: OpenChoice, prompt_tokens: int) -> d
     if choice.finish is not None:
         attributes[names.FINISH_REASONS] = [choice.finish.reason]
     return attributes
+
+
+def _hits(ended: RequestEnded) -> dict[str, int]:
+    return {names.QUAVER_KV_TOKENS + tier: tokens for tier, tokens in rows.hits(ended).items()}
 
 
 def _content(prompt: str | None, output: str | None) -> dict[str, str]:

@@ -25,32 +25,32 @@ FLOORS = {"tap_shift": 0.05, "tap_freeze": 0.05}
 
 
 class HeadRows:
-    """The layer detail of a response while it streams: sums of its heads, and what RAUQ needs."""
+    """The layer detail of a response while it streams."""
 
-    __slots__ = ("_frozen", "attention", "sums")
+    __slots__ = ("_frozen", "_sums")
 
     def __init__(self, frozen: Frozen) -> None:
         self._frozen = frozen
-        model = frozen.head_model
-        self.sums = None if model is None else HeadSums(model)
-        self.attention: dict[int, Floats] = {}
+        self._sums: HeadSums | None = None  # takes memory once there is detail
 
     def add(self, row: LayerRow) -> None:
         """Take the detail of one token in; raises ValueError when it is of another model."""
-        if self.sums is not None and self._frozen.heads is not None:
-            self.sums.add(row)
-            self.attention[row.step] = attention_of(self._frozen.heads.rauq, row)
+        if self._sums is None:
+            if self._frozen.head_model is None:
+                return
+            self._sums = HeadSums(self._frozen.head_model)
+        self._sums.add(row)
 
     def scores(self) -> dict[str, float]:
         """Return the scores of heads; none without detail."""
-        z = None if self.sums is None else self.sums.standardised()
-        if z is None or self.sums is None or self._frozen.head_model is None:
+        z = None if self._sums is None else self._sums.standardised()
+        if z is None or self._sums is None or self._frozen.head_model is None:
             return {}
         rest = self._frozen.head_model.residual(z)
         found = {f"heads_{name}": _size(part) for name, part in zip(SIGNALS, rest, strict=True)}
         found = {name: size for name, size in found.items() if size > 0}
         found |= {"heads": _size(z), "heads_residual": _size(rest)}
-        found["heads_onset"] = highest_mean(np.array(self.sums.rises), WINDOW)
+        found["heads_onset"] = highest_mean(np.array(self._sums.rises), WINDOW)
         if self._frozen.contrast is not None:
             found["contrast"] = log_odds(self._frozen.contrast, z)
         return found
@@ -67,33 +67,26 @@ def response_scores(
     `tokens` [T, TOKEN_SIGNALS], `layers` rows of any of its tokens, however sparse, `sentence_tokens` the
     length of its first sentence. Nothing usable gives no score. Raises ValueError for shapes that do not fit.
     """
-    detail = None
-    if frozen is not None:
-        detail = HeadRows(frozen)
-        for row in usable(layers):
-            detail.add(row)
-    return scores_of(tokens, sentence_tokens, frozen, detail)
-
-
-def scores_of(
-    tokens: Any, sentence_tokens: int | None, frozen: Frozen | None, detail: HeadRows | None
-) -> dict[str, float]:
-    """Score a response whose layer detail was summed while it streamed."""
     usable_tokens, steps = token_array(tokens)
     if not len(usable_tokens):
         return {}
-    sentence = min(sentence_tokens or SENTENCE_TOKENS, SENTENCE_TOKENS, len(usable_tokens))
-    found = token_scores(usable_tokens, max(sentence, 1))
+    sentence = max(1, min(sentence_tokens or SENTENCE_TOKENS, SENTENCE_TOKENS, len(usable_tokens)))
+    found = token_scores(usable_tokens, sentence)
     if frozen is None:
         return found
     found["cusum"] = highest_cusum(usable_tokens[:, SURPRISAL] - frozen.surprisal, ALLOWANCE)
     if "sentence_entropy" in frozen.usual:
         found["entropy_shift"] = abs(frozen.standardise("sentence_entropy", found["sentence_entropy"]))
-    if detail is not None and detail.attention and frozen.heads is not None:
-        known = [detail.attention.get(step) for step in steps.tolist()]
+    rows = usable(layers)
+    if rows and frozen.heads is not None:
+        detail, picked = HeadRows(frozen), frozen.heads.rauq
+        for row in rows:
+            detail.add(row)
+        attention = {row.step: attention_of(picked, row) for row in rows}
+        known = [attention.get(step) for step in steps.tolist()]
         confidence = usable_tokens[:, CONFIDENCE]
-        found["rauq"] = rauq(frozen.heads.rauq, confidence, known)
-        found["sentence_rauq"] = rauq(frozen.heads.rauq, confidence[:sentence], known[:sentence])
+        found["rauq"] = rauq(picked, confidence, known)
+        found["sentence_rauq"] = rauq(picked, confidence[:sentence], known[:sentence])
         found |= detail.scores()
     return found | combined(found, frozen)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from alerting.baseline import Baseline
 from alerting.canary.baseline import CanaryBaseline, Judge
+from alerting.causes import explain, load_causes
 from alerting.limits import conformal_threshold
 from alerting.rules import Rules
 from alerting.scores import Frozen
@@ -70,6 +71,7 @@ class _Card:
         calm = scores(material.calibration, material.frozen)
         self.limits = {name: conformal_threshold([s[name] for s in calm], ALPHA) for name in (PASSIVE, TAP)}
         self.judge = Judge(material.canary_baseline)
+        self._causes = load_causes()
         self.calm_canaries = np.array(replay.canary_scores(self.judge, material.canaries["clean"]))
 
     def whole(self, cases: Sequence[Case]) -> dict[str, Any]:
@@ -120,7 +122,7 @@ class _Card:
             "missed": seen.missed,
             "canary_responses_to_detect": canary_seen.responses,
             "canary_missed": canary_seen.missed,
-            "attributed": None,
+            "attributed": self.attributed(case),
             "target": msgspec.to_builtins(case.target),
         }
 
@@ -151,6 +153,27 @@ class _Card:
         if cell not in self._scored:
             self._scored[cell] = scores(self.m.answers[cell], self.m.frozen)
         return np.array([found.get(score, 0.0) for found in self._scored[cell]])
+
+    def attributed(self, case: Case) -> dict[str, Any] | None:
+        """Whether the cause of suspicious answers is named: of those past the 5 % limit, the share with the
+        right cause first, and with any other."""
+        values = self.values(case.name, PASSIVE)
+        taps = self.values(case.name, TAP)
+        suspicious = (values > self.limits[PASSIVE]) | (taps > self.limits[TAP])
+        if case.cause is None or not suspicious.any():
+            return None
+        answers = zip(self.m.answers[case.name], self._scored[case.name], suspicious, strict=True)
+        named = [
+            found[0].name if (found := explain(self._causes, s, self.m.frozen, a.token_rows)) else None
+            for a, s, past in answers
+            if past
+        ]
+        return {
+            "cause": case.cause,
+            "right": sum(name == case.cause for name in named) / len(named),
+            "wrong": sum(name not in (None, case.cause) for name in named) / len(named),
+            "of": len(named),
+        }
 
     def healthy(self, case: Case) -> str:
         return f"{case.name}.healthy" if case.healthy is not None else "clean"

@@ -107,6 +107,7 @@ def _harm(faults: Mapping[str, Mapping[str, Any]]) -> str:
         "seconds",
         "canaries<br>to the page",
         "control fires<br>canaries",
+        "cause named<br>right, wrong",
     )
     lines = []
     for fault in faults.values():
@@ -119,7 +120,7 @@ def _harm(faults: Mapping[str, Mapping[str, Any]]) -> str:
             f"<td>{_against(fault['responses_to_detect'], target['responses'])}</td>"
             f"<td>{_number(fault['seconds_to_detect'], '{:.1f}')}</td>"
             f"<td>{_against(fault['canary_responses_to_detect'], target['canaries'])}</td>"
-            f"<td>{_share(fault['canary']['fpr'])}</td></tr>"
+            f"<td>{_share(fault['canary']['fpr'])}</td><td>{_named(fault['attributed'])}</td></tr>"
         )
     return _table(head, lines)
 
@@ -158,6 +159,10 @@ def _interval(estimate: Mapping[str, Any]) -> str:
         return "–"
     low, high = estimate["ci"]
     return f"{estimate['value']:.0%} <small>{low:.0%}–{high:.0%}</small>"
+
+
+def _named(attributed: Mapping[str, Any] | None) -> str:
+    return "–" if attributed is None else f"{attributed['right']:.0%}, {attributed['wrong']:.0%}"
 
 
 def _share(value: float | None) -> str:

@@ -36,6 +36,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, Any] = {}
     struck: str | None = None
     healthy: str | None = None
+    cause: str | None = None  # of alerting/causes.yaml, which should be named first
     target: Target = Target()
 
     @property
@@ -74,6 +75,7 @@ CASES: tuple[Case, ...] = (
         title="Question about what the passage does not say",
         struck="absent",
         healthy="answered",
+        cause="beyond_knowledge",
         target=Target(passive=0.78, probed=0.80, responses=20, canaries=10),
     ),
     Case(
@@ -88,6 +90,7 @@ CASES: tuple[Case, ...] = (
         title="The last third of the passage is gone",
         kind="truncation",
         params={"side": "suffix", "ratio": 0.34},
+        cause="context_lost",
         target=Target(passive=0.76, probed=0.82, responses=20, canaries=8),
     ),
     Case(
@@ -95,6 +98,7 @@ CASES: tuple[Case, ...] = (
         title="Logit noise, σ 1",
         kind="noise",
         params={"sigma": 1.0},
+        cause="logits_changed",
         target=Target(passive=0.57, probed=0.70, canaries=30),
     ),
     Case(
@@ -102,6 +106,7 @@ CASES: tuple[Case, ...] = (
         title="Logit noise, σ 2",
         kind="noise",
         params={"sigma": 2.0},
+        cause="logits_changed",
         target=Target(passive=0.76, probed=0.92, responses=25, canaries=8),
     ),
     Case(
@@ -109,12 +114,14 @@ CASES: tuple[Case, ...] = (
         title="Logit noise, σ 3",
         kind="noise",
         params={"sigma": 3.0},
+        cause="logits_changed",
         target=Target(passive=0.90, probed=0.98, responses=8, canaries=4),
     ),
     Case(
         name="keys_rolled",
         title="Keys rolled, all layers",
         kind="kv_roll",
+        cause="keys_misaligned",
         target=Target(passive=0.98, probed=0.98, responses=6, canaries=4),
     ),
     Case(
@@ -122,6 +129,7 @@ CASES: tuple[Case, ...] = (
         title="Keys rolled, five layers",
         kind="kv_roll",
         params={"first_layer": 10, "layers": 5},
+        cause="keys_misaligned",
         target=Target(passive=0.85, probed=0.95, responses=12, canaries=6),
     ),
     Case(
@@ -129,12 +137,14 @@ CASES: tuple[Case, ...] = (
         title="Rotary positions off by 16",
         kind="kv_rope",
         params={"positions": 16},
+        cause="positions_off",
         target=Target(passive=0.70, probed=0.80, responses=25, canaries=8),
     ),
     Case(
         name="pages_swapped",
         title="Pages of another prompt",
         kind="kv_swap",
+        cause="context_lost",
         target=Target(passive=0.70, probed=0.80, responses=25, canaries=8),
     ),
 )

@@ -106,7 +106,8 @@ class _Run:
         cases: Sequence[Case],
     ) -> None:
         self._settings, self._sizes, self._cases = settings, sizes, cases
-        key = msgspec.json.encode([settings.model, sizes, list(cases), TEMPERATURE, _SEED])
+        cells = [cell for case in cases for cell in case.cells()]
+        key = msgspec.json.encode([settings.model, sizes, cells, TEMPERATURE, _SEED])
         self._store = Store(folder / hashlib.sha256(key).hexdigest()[:12])
         self._progress = progress
         self._bench: Bench | None = None

@@ -21,26 +21,30 @@ def start_fault(  # noqa: PLR0917 (the toolkit passes arguments by name)
     selector: dict[str, Any] | None = None,
     seed: int = 0,
     stop: dict[str, Any] | None = None,
-    at_least: int = 1,
+    at_least: int | None = None,
     configuration: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Start a fault that ends by itself after `ttl_s`, or at the end of the run at the latest.
 
     A fault that is refused, or that has touched fewer than `at_least` requests when it ends, makes the run
-    invalid. `stop` are stop conditions: `alert`, `promql`, `interruptions`.
+    invalid. Without a number that is one request, and none for a fault of the whole process, which
+    touches no request in particular. `stop` are stop conditions: `alert`, `promql`, `interruptions`.
     """
     if LEDGER.interrupted:
         raise ActivityFailed(f"the run is interrupted; {kind} is not started")
     try:
-        lease = ask(
-            configuration, lambda client: client.start(kind, ttl_s, params, selector, seed=seed, stop=stop)
-        )
+        with LEDGER.starting():
+            lease = ask(
+                configuration,
+                lambda client: client.start(kind, ttl_s, params, selector, seed=seed, stop=stop),
+            )
+            if at_least is None:
+                at_least = 0 if lease["scope"] == "process" else 1
+            LEDGER.opened(lease["fault_id"], configuration, at_least)
     except ActivityFailed as error:
         LEDGER.flaw(f"{kind} was not started: {error}")
-        LEDGER.guard()
         interrupt()
         raise
-    LEDGER.opened(lease["fault_id"], configuration, at_least)
     return lease
 
 

@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -45,12 +46,25 @@ class Ledger:
         self._ended: dict[str, Configuration] = {}
         self._lock = threading.RLock()
         self._guarded = False
+        self._starting = 0
+        self._deferred: int | None = None  # a signal that came meanwhile
 
     def opened(self, fault_id: str, configuration: Configuration, at_least: int) -> None:
         """Take in a fault that this run started; it has to touch `at_least` requests."""
         with self._lock:
             self._open[fault_id] = (configuration, at_least)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Let no signal come between the start of a fault and its name in these books."""
         self.guard()
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+            if not self._starting and self._deferred is not None:
+                os.kill(os.getpid(), self._deferred)
 
     def guard(self) -> None:
         """Answer signals and the exit of this process from now on. Signals reach the main thread alone."""
@@ -123,6 +137,9 @@ class Ledger:
     def _stopping(self, stop: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
         def handle(signum: int, frame: FrameType | None) -> None:
             self.interrupted = True
+            if self._starting:
+                self._deferred = signum
+                return
             self._end_at_once()
             stop()
 

@@ -86,7 +86,8 @@ def _facts(request: Request) -> None:
                 ("Mean confidence", _unit(aggregates.get("mean_confidence"), "")),
                 ("Mean entropy", _unit(aggregates.get("mean_entropy"), "nats")),
                 ("Temperature", request.temperature),
-                ("Prompt tokens cached", request.kv_hit_device),
+                ("Prompt tokens cached", _cached(request)),
+                ("Wait for KV tiers", _unit(request.kv_wait_s, "s")),
                 ("Model", " ".join(filter(None, (request.model, request.quantization)))),
                 ("Faults that touched it", ", ".join(request.faults or []) or "none"),
                 ("L1 events it raised", ", ".join(request.alerts or []) or "none"),
@@ -105,6 +106,14 @@ def _choice(detail: Detail) -> Detail:
         return detail.only(choices[0]) if choices else detail
     picked = st.segmented_control("Choice", choices, default=choices[0], required=True, key="choice")
     return detail.only(choices[0] if picked is None else picked)
+
+
+def _cached(request: Request) -> str | None:
+    """Return which of the prompt's tokens came from which tier."""
+    hits = {"device": request.kv_hit_device, "host": request.kv_hit_host, "disk": request.kv_hit_disk}
+    known = {tier: tokens for tier, tokens in hits.items() if tokens is not None}
+    told = ", ".join(f"{tokens} {tier}" for tier, tokens in known.items() if tokens)
+    return told or ("none" if known else None)
 
 
 def _unit(value: float | None, unit: str) -> str | None:

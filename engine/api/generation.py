@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -147,8 +148,15 @@ class Generation:
     @property
     def cached_tokens(self) -> int | None:
         """Tokens of the prompts that were in the cache, as their first choices found it; None: not known."""
+        firsts = self._firsts
+        return None if firsts is None else sum(end.cached_tokens for end in firsts)
+
+    @property
+    def _firsts(self) -> list[Finish] | None:
+        """The ends of the first choice of each prompt, once all are known."""
         ends = [choice.end for choice in self.choices[:: self.job.choices_each]]
-        return sum(end.cached_tokens for end in ends if end) if all(ends) else None
+        known = [end for end in ends if end is not None]
+        return known if len(known) == len(ends) else None
 
     @property
     def _all_ended(self) -> bool:
@@ -273,6 +281,8 @@ class Generation:
             error=message,
             prompt_tokens=self.job.prompt_tokens,
             cached_tokens=self.cached_tokens,
+            tier_tokens=_by_tier(self._firsts),
+            loading_s=max((end.loading_s for end in ends), default=0.0),
             completion_tokens=self.completion_tokens,
             queued_s=max((end.queued_s for end in ends), default=0.0),
             prefill_s=max((end.prefill_s for end in ends), default=0.0),
@@ -297,6 +307,16 @@ class Generation:
 
     def _tell(self, method: str, event: object) -> None:
         notify(self._state.observers, method, event)
+
+
+def _by_tier(ends: list[Finish] | None) -> dict[str, int] | None:
+    """Return the cached tokens of all prompts by the tier they came from."""
+    if ends is None:
+        return None
+    found: Counter[str] = Counter()
+    for end in ends:
+        found.update(end.tier_tokens)
+    return dict(found)
 
 
 def _failure(finish: Finish) -> ApiError:

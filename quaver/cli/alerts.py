@@ -152,6 +152,31 @@ def backtest(
         typer.echo(f"{fired.time} {fired.level} {fired.name} on {fired.route}, response {fired.responses}")
 
 
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="Id of the request: header x-request-id of its answer.")],
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="The records' folder; default: QUAVER_RECORDS_DIR.")
+    ] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Baseline file; default: the one in force.")] = None,
+    causes: Annotated[Path | None, typer.Option(help="Patterns; default: the packaged causes.yaml.")] = None,
+) -> None:
+    """Name the causes that the signals of one recorded response point to, with the evidence."""
+    from alerting.baseline import load
+    from alerting.causes import load_causes
+    from alerting.recorded import explain_recorded
+    from quaver.settings import load_settings
+
+    folder = (folder or load_settings().records_dir).expanduser()
+    known = load(baseline or _baseline_file())
+    found = explain_recorded(folder, request_id, known, load_causes(causes))
+    for cause in found:
+        evidence = ", ".join(f"{name} {value:g}" for name, value in cause.evidence.items())
+        typer.echo(f"{cause.name}: {cause.cause} ({evidence}); look at {cause.look_at}")
+    if not found:
+        typer.echo("no pattern fits")
+
+
 baseline_app = typer.Typer(help="Look at baselines and compare them.", no_args_is_help=True)
 app.add_typer(baseline_app, name="baseline")
 

@@ -14,6 +14,7 @@ from alerting.backtest import backtest
 from alerting.compare import compare, distance
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
 from quaver.cli import app
+from telemetry.query import select
 from telemetry.record import TABLES
 from telemetry.segments import Segment
 
@@ -148,6 +149,18 @@ def test_the_command_tells_of_every_route(recorded, tmp_path, monkeypatch) -> No
     assert "QuaverJointEvidence would have fired 1 time" in told.output
     as_json = CliRunner().invoke(app, ["alerts", "backtest", "--json"])
     assert json.loads(as_json.output)["routes"]["qa"]["responses"] == 60
+    (row, *_) = select(folder, "SELECT request_id FROM requests WHERE route = 'quiet'")
+    told = CliRunner().invoke(app, ["alerts", "explain", row["request_id"], "--dir", str(folder)])
+    assert told.output == "no pattern fits\n"
+    struck = select(
+        folder,
+        "SELECT request_id FROM tokens GROUP BY request_id ORDER BY avg(entropy) DESC LIMIT 1",
+    )[0]["request_id"]
+    told = CliRunner().invoke(app, ["alerts", "explain", struck, "--dir", str(folder)])
+    assert told.output.startswith("beyond_knowledge: ")
+    missing = CliRunner().invoke(app, ["alerts", "explain", "nobody", "--dir", str(folder)])
+    assert missing.exit_code != 0
+    assert "nothing is recorded of nobody" in str(missing.exception)
 
 
 def test_baselines_are_kept_and_compared(service, rules, tmp_path, monkeypatch) -> None:

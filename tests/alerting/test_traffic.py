@@ -54,7 +54,7 @@ def test_another_mix_is_told_and_becomes_the_usual_one(rules, shares, length, st
     assert found is not None
     assert found < 120
     alert = asked.changes[0]
-    assert (alert.name, alert.route, alert.level, alert.severity) == (NAME, EVERYWHERE, "L1", "info")
+    assert (alert.name, alert.route, alert.level, alert.severity) == (NAME, EVERYWHERE, "info", "info")
     assert alert.evidence["strongest"].startswith(strongest)
     for _ in range(rules.traffic.reference):
         asked.ask(1, shares, length)
@@ -82,7 +82,7 @@ def test_healthy_answers_to_other_questions_page_nobody(service, rules, watch) -
     report = w.evaluator.report()
     assert report["traffic"]["changed"]
     assert report["traffic"]["strongest"] == "share:new"
-    labels = {"name": NAME, "level": "L1", "route": EVERYWHERE}
+    labels = {"name": NAME, "level": "info", "route": EVERYWHERE}
     assert w.registry.get_sample_value("quaver_alert_active", labels) == 1
 
 

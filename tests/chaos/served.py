@@ -39,6 +39,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.active: list[dict[str, Any]] = []
+        self.slow_s = 0.0  # what the answer to a start waits
         self._over = threading.Event()
         (folder / "operator.key").write_text("key\n")
         self._server: uvicorn.Server | None = None
@@ -59,7 +60,16 @@ class Server:
 
         async def as_operator(scope: Any, receive: Any, send: Any) -> None:
             scope.setdefault("state", {})["principal"] = SimpleNamespace(role="operator", tenant="ops")
-            await app(scope, receive, send)
+            starts = (
+                scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith("/faults")
+            )
+
+            async def answer(message: Any) -> None:
+                if starts:
+                    await asyncio.sleep(self.slow_s)
+                await send(message)
+
+            await app(scope, receive, answer)
 
         async def traffic() -> None:
             for number in itertools.count():

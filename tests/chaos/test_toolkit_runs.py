@@ -182,6 +182,20 @@ def test_a_signal_ends_the_fault_at_once(server: Server, wait: str, signum: sign
     assert server.began() == ["truncation"]
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_fault_starts_leaves_none(server: Server, signum: signal.Signals) -> None:
+    server.slow_s = 1.0  # between the fault in force and the answer that names it
+    pause = {"pauses": {"after": 0.1}}
+    with subprocess.Popen(
+        **command(server, action("start_fault", **CUT) | pause), stderr=subprocess.PIPE
+    ) as runner:
+        wait_for(lambda: server.in_force() == ["truncation"])
+        runner.send_signal(signum)
+        _, told = runner.communicate(timeout=30)
+    assert runner.returncode != 0, told.decode()
+    assert server.in_force() == []
+
+
 def test_sigkill_leaves_no_fault_beyond_its_time(server: Server) -> None:
     short = CUT | {"ttl_s": 3}
     with subprocess.Popen(

@@ -20,6 +20,7 @@ PATHS = {
     "/quaver/live": "live",
     "/quaver/alerts": "alerts",
     "/quaver/chaos": "chaos",
+    "/quaver/tiers": "tiers",
     "/quaver/records/requests": "requests",
 }
 

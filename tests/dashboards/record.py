@@ -19,6 +19,7 @@ PATHS = {
     "live": "/quaver/live?seconds=300",
     "alerts": "/quaver/alerts",
     "chaos": "/quaver/chaos",
+    "tiers": "/quaver/tiers",
     "requests": "/quaver/records/requests?limit=60",
 }
 

@@ -27,6 +27,9 @@ def test_every_recording_is_understood(recorded_engine: Any) -> None:
     assert detail is not None
     assert detail.layers.rows
     assert len(detail.tokens["surprisal"]) == len(detail.tokens["step"])
+    tiers = api.tiers()
+    assert [tier.tier for tier in tiers.tiers] == ["device", "host", "disk"]
+    assert all(len(tier.ages) == len(tiers.age_edges_s) + 1 for tier in tiers.tiers)
     chaos = api.chaos()
     assert chaos.kinds
     assert {entry.event for entry in chaos.journal} >= {"start", "end"}

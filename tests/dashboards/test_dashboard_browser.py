@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 OPERATOR_KEY, VIEWER_KEY = "operator-key-of-the-tests", "viewer-key-of-the-tests"
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 CHROMIUM = os.environ.get("QUAVER_TEST_CHROMIUM", "/usr/bin/chromium")
-PAGES = {"": "Live", "request": "Request", "chaos": "Chaos"}
+PAGES = {"": "Live", "request": "Request", "tiers": "KV tiers", "chaos": "Chaos"}
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_pages_in_both_themes(recorded_engine: Any, site: str, browser: Any, sch
         assert page.locator("h1").inner_text() == title
         assert page.locator('[data-testid="stException"]').count() == 0
         assert page.locator('[data-testid="stAlertContentError"]').count() == 0
-        page.screenshot(path=ARTIFACTS / f"dashboard-{title.lower()}-{scheme}.png")
+        page.screenshot(path=ARTIFACTS / f"dashboard-{path or 'live'}-{scheme}.png")
     background = page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 21, 28)"}[scheme]
     outside = {

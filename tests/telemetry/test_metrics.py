@@ -174,7 +174,7 @@ def test_the_prefix_cache_is_counted_on_when_the_model_process_starts_anew(
     assert sample(telemetry, "quaver_prefix_cache_misses_total") == 18
     assert sample(telemetry, "quaver_prefix_cache_evictions_total") == 0
     assert sample(telemetry, "quaver_prefix_cache_collisions_total") == 0
-    assert sample(telemetry, "quaver_prefix_cache_saved_seconds_total") == 1.0
+    assert sample(telemetry, "quaver_kv_saved_seconds_total", tier="device") == 1.0
 
 
 async def test_the_levels_of_the_door_are_gauges(telemetry: Telemetry) -> None:

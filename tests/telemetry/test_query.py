@@ -76,6 +76,30 @@ def test_layers_of_a_request_are_those_of_all_its_tokens(
     assert found["layers"]["rows"][1]["head_kl"] == [[0, 1], [2, 3]]
 
 
+def test_where_a_prompt_came_from_is_recorded(telemetry: Telemetry, events: Events) -> None:
+    events.run(telemetry, "r1", tier_tokens={"device": 3, "disk": 1}, loading_s=0.25)
+    events.run(telemetry, "r2", cached_tokens=None)
+    telemetry.writer.flush()
+    folder = telemetry.settings.records_dir
+    columns = ("kv_hit_device", "kv_hit_host", "kv_hit_disk", "kv_hit_ratio", "kv_wait_s")
+    rows = query.select(folder, f"SELECT {', '.join(columns)} FROM requests ORDER BY request_id")
+    assert rows[0] == dict(zip(columns, (3, 0, 1, pytest.approx(4 / 7), 0.25), strict=True))
+    assert rows[1] == dict.fromkeys(columns)
+
+
+def test_requests_of_the_third_schema_are_read_too(folder: Path) -> None:
+    """They are null where nobody knew what a prompt waited for."""
+    before = query.select(folder, "SELECT * FROM requests ORDER BY request_id")
+    for path in (folder / "requests").iterdir():
+        table = segments.read_live(path)
+        assert table is not None
+        path.unlink()
+        old = table.drop_columns("kv_wait_s").replace_schema_metadata({"schema_version": "3"})
+        pq.write_table(old, path.with_suffix(segments.PARQUET))
+    after = query.select(folder, "SELECT * FROM requests ORDER BY request_id")
+    assert after == [row | {"kv_wait_s": None} for row in before]
+
+
 @pytest.mark.parametrize("live", [True, False], ids=["live", "parquet"])
 def test_records_of_the_first_schema_are_read_too(folder: Path, live: bool) -> None:
     """Nobody knows why these tokens were sampled: null."""

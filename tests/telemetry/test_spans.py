@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from telemetry.hub import Telemetry
+from telemetry.names import TIERS
 
 from .conftest import START, Events
 
@@ -74,6 +75,21 @@ def test_a_request_is_one_trace(
     assert server.end_time is not None and encode.end_time is not None and generate.start_time is not None
     assert server.start_time <= encode.end_time <= generate.start_time < server.end_time
     assert server.kind is trace.SpanKind.SERVER
+
+
+def test_a_wait_for_the_tiers_is_a_span_before_that_of_the_prompt(
+    make: Callable[..., Telemetry], events: Events, exporter: InMemorySpanExporter
+) -> None:
+    telemetry = make(span_exporter=exporter)
+    events.run(telemetry, tier_tokens={"device": 2, "disk": 2}, loading_s=0.05)
+    spans = by_name(exported(telemetry, exporter))
+    load, encode = spans["quaver.kv_cache.load"], spans["llm.prompt.encode"]
+    assert load.parent is not None and load.parent.span_id == spans["chat tiny"].context.span_id
+    assert load.start_time == int((START + 0.01) * 1e9)
+    assert load.end_time == encode.start_time == int((START + 0.06) * 1e9)
+    tokens = {f"quaver.kv_cache.tokens.{tier}": count for tier, count in zip(TIERS, (2, 0, 2), strict=True)}
+    for span in (load, spans["chat tiny"]):
+        assert dict(span.attributes or {}).items() >= tokens.items()
 
 
 @pytest.mark.parametrize(

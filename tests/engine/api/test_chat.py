@@ -72,6 +72,7 @@ def test_usage_says_what_was_cached(ai, server):
     assert warm.choices[0].message.content == cold.choices[0].message.content
     ended = server.recorder.end_of(warm.id)
     assert (ended.prompt_tokens, ended.cached_tokens) == (cold.usage.prompt_tokens, 512)
+    assert (ended.tier_tokens, ended.loading_s) == ({"device": 512}, 0.0)
     chunks = list(chat(ai, long, max_tokens=2, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 512
 
