@@ -26,10 +26,10 @@ def scored(
 ) -> tuple[list[Sample], dict[str, Frozen]]:
     """Add the statistics that need a fit to the samples that were kept whole; return the fits, by band.
 
-    Where there is layer detail every third kept sample makes the fit of the heads and is no sample any more.
+    Where there is layer detail every fourth kept sample makes the fit of the heads and is no sample any more.
     """
     kept = [at for at, sample in enumerate(samples) if sample.kept is not None]
-    spent = set(kept[::3])
+    spent = set(kept[::4])
     heads = fit_heads_of([samples[at].kept for at in sorted(spent)], contrast)  # type: ignore[misc]
     if heads is not None:
         samples = [sample for at, sample in enumerate(samples) if at not in spent]
