@@ -201,6 +201,7 @@ class Roster:
             loading = sequence.loading
             if loading is None or self.tiers is None:
                 continue
+            self._catch_up(sequence, loading)
             computed = self.tiers.advance(loading, sequence.pages, sequence.computed)
             if computed > sequence.computed:
                 self.shares.charge(sequence.flow, sequence.computed - computed)
@@ -208,6 +209,25 @@ class Roster:
                 self._keep(sequence, computed)
             if loading.over:
                 _loaded(sequence, loading)
+
+    def _catch_up(self, sequence: Sequence, loading: Loading) -> None:
+        """Read the pages that the cache has got since, from another's loading of the same blocks."""
+        chain, size = sequence.chain, self.pool.page_size
+        held, limit = sequence.computed // size, (sequence.prompt_length - 1) // size
+        if chain is None or self.tiers is None or held >= limit or not self.cache.keeps(chain.names[held]):
+            return
+        found = self.cache.lookup(chain, limit)
+        if len(found) <= held:  # a name that lied
+            return
+        self.cache.share(found[held:])
+        self.cache.release(sequence.pages[held : len(found)])
+        sequence.pages[held : len(found)] = found[held:]
+        count = len(found) * size
+        self.shares.charge(sequence.flow, sequence.computed - count)
+        device = sequence.tier_tokens.get("device", 0)
+        sequence.tier_tokens["device"] = device + count - sequence.computed
+        sequence.computed = sequence.shared = count
+        self.tiers.skip(loading, count)
 
     def _keep(self, sequence: Sequence, computed: int) -> None:
         if sequence.chain is not None and not sequence.tainted:

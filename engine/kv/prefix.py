@@ -115,6 +115,10 @@ class PrefixCache:
         now = self._clock()
         return [now - entry.use.last for entry in self._entries.values()]
 
+    def keeps(self, name: bytes) -> bool:
+        """Whether a page of that name is kept; what it stands for is not looked at."""
+        return name in self._entries
+
     def is_idle(self, page: int) -> bool:
         """Whether nobody but the cache owns a page."""
         return page in self._idle

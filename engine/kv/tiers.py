@@ -258,6 +258,13 @@ class Tiers:
             self._close(loading)
         return computed
 
+    def skip(self, loading: Loading, computed: int) -> None:
+        """Do without the blocks of a loading that end within the first `computed` tokens."""
+        while loading.blocks and (loading.blocks[0].index + 1) * self.layout.tokens <= computed:
+            load = loading.blocks.popleft().load
+            if load is not None:
+                load.release()
+
     def wait(self, seconds: float) -> None:
         """Wait until the next block of a loading is there, for at most `seconds`."""
         until = time.monotonic() + seconds
@@ -323,15 +330,19 @@ class Tiers:
 
     def _ask(self, loading: Loading) -> None:
         """Ask for what comes next, as far as loads may be out."""
-        out = sum(
-            wanted.load is not None and not wanted.tier.at_once
+        others = [
+            wanted.name
             for other in self.loadings
             for wanted in islice(other.blocks, ASKED)
-        )
+            if wanted.load is not None and not wanted.tier.at_once
+        ]
+        out = len(others)
         for place, wanted in enumerate(islice(loading.blocks, ASKED)):
             if wanted.load is None:
                 if out >= ASKED:
                     return
+                if wanted.name in others:  # it will be in the cache, or asked for once that has failed
+                    continue
                 wanted.ask()
                 if wanted.load is None:
                     self._cut(loading, place)

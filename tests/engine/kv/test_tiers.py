@@ -308,6 +308,35 @@ def test_a_pace_that_forbids_is_doubted() -> None:
     assert 0.5 < pace.seconds < 0.7
 
 
+def test_two_who_want_the_same_blocks_load_each_once(tmp_path: Path) -> None:
+    prompt = prompt_of(100)
+    target = on_disk(tmp_path / "kv", FaultyFiles(), prompt)
+    disk = target.tiers.tiers[1].store
+    pages = target.roster.cache.counters
+    _, ends = run(target, *(submit(name, [*prompt, number]) for number, name in enumerate("ab", 5)))
+    assert disk.counters.hits == 6
+    assert target.tiers.tiers[0].store.counters.hits == 0
+    assert pages.hits == 0
+    assert all(sum(ends[name].tier_tokens.values()) == 96 for name in "ab")
+    assert ends["a"].tier_tokens.get("disk", 0) + ends["b"].tier_tokens.get("disk", 0) == 96
+
+
+def test_who_waits_for_anothers_load_asks_when_that_one_leaves(tmp_path: Path) -> None:
+    files, prompt = FaultyFiles(), prompt_of(100)
+    target = on_disk(tmp_path / "kv", files, prompt)
+    files.hang["read"] = 2
+    for number, name in enumerate("ab", 5):
+        target.submit(submit(name, [*prompt, number]))
+    target.step()
+    first, second = (sequence.loading for sequence in target.roster.running)
+    assert first.blocks[0].load is not None and second.blocks[0].load is None
+    target.abort("a")
+    files.go.set()
+    _, ends = run(target)
+    assert ends["b"].tier_tokens == {"disk": 96}
+    target.close()
+
+
 def test_at_the_end_what_was_wanted_last_is_saved_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
