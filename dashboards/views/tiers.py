@@ -72,10 +72,11 @@ def _figures() -> None:
     st.html(markup.tile_row("Last minute", tiles(tiers, live)))
     heading("What moves")
     st.html(flow.picture(tiers))
-    st.caption(
-        f"Means of the last minute, as of {clock(tiers.time)}. A block has {tiers.block_tokens} tokens. "
-        "What comes from disk goes to its pages at once, and the host keeps a copy."
-    )
+    if len(tiers.tiers) > 1:
+        st.caption(
+            f"Means of the last minute, as of {clock(tiers.time)}. A block has {tiers.block_tokens} tokens. "
+            "What comes from disk goes to its pages at once, and the host keeps a copy."
+        )
     _charts(tiers, live)
     _tables(tiers)
 
