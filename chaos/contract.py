@@ -89,9 +89,17 @@ class Running(msgspec.Struct, kw_only=True):
             "by": self.by,
         }
 
-    def remaining_s(self) -> float:
-        """Return how long it will still act, in seconds."""
-        return round(min(self.ttl_s, max(0.0, self.deadline - time.monotonic())), 3)
+    def listing(self, chain: list[str]) -> dict[str, Any]:
+        """Return how it stands; `chain` are the ids of those that it acts with, in their order."""
+        return {
+            "id": self.fault_id,
+            **self.facts(),
+            "state": "active" if self.stage is Stage.ACTIVE else "starting",
+            "started": self.started,
+            "remaining_s": round(min(self.ttl_s, max(0.0, self.deadline - time.monotonic())), 3),
+            "touched": len(self.touched),
+            "chain": chain,
+        }
 
     def message(self) -> AttachFault:
         """Return the message that takes it into force."""
@@ -115,3 +123,7 @@ class Ended(msgspec.Struct, kw_only=True):
     started: float
     lasted_s: float
     reverted: Verdict = PENDING
+
+    def listing(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return dict(msgspec.to_builtins(self))

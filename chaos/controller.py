@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from chaos.admission import Admission, chain
-from chaos.canary import Verdict
 from chaos.contract import ChaosError, Ended, ModelPort, Running, Stage, StartFault
 from chaos.leases import Leases
 from chaos.reverts import Reverts
@@ -53,7 +52,7 @@ class Controller:
         self._model = model
         self._scribe = scribe
         self._stops = stops
-        self._reverts = reverts
+        self.reverts = reverts
         self._running: dict[str, Running] = {}
         self._ended: deque[Ended] = deque(maxlen=REMEMBERED)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -79,7 +78,7 @@ class Controller:
                 self._spawn(self._detach(running))
             self._drop(running, f"never started: {error or type(error).__name__}")
             raise
-        return self._listing(running)
+        return running.listing(chain(running, self._running.values()))
 
     def preview(self, request: StartFault, by: str = "operator") -> dict[str, Any]:
         """Return whom a fault would reach and what it would act with; raises as `start` would."""
@@ -101,9 +100,9 @@ class Controller:
         held = self._stops.holds(*stops) or await self._stops.look_up(*stops, patience_s=0)
         if held is not None:
             raise ChaosError(409, "stop_condition", f"nothing was started, as a stop condition holds: {held}")
-        async with self._reverts.turn:
+        async with self.reverts.turn:
             if all(other.stage < Stage.CLEARED for other in self._running.values()):
-                await self._reverts.remember()
+                await self.reverts.remember()
             running.stage = Stage.CLEARED
         self._expect(running)
         running.stage = Stage.JOURNALLED
@@ -180,13 +179,9 @@ class Controller:
         await self._scribe.settle(note)
         return note.result() if note.done() else {"text": text}
 
-    async def ask_canary(self) -> Verdict:
-        """Ask the canary now, whatever is in force, and compare with its answer before the faults."""
-        return await self._reverts.look()
-
     async def close(self) -> None:
         """End every fault because the server stops, and settle the journal."""
-        self._reverts.give_up("the server stopped")
+        self.reverts.give_up("the server stopped")
         for task in list(self._tasks):
             task.cancel()
         for fault_id in list(self._running):
@@ -218,19 +213,19 @@ class Controller:
             started=running.started,
             lasted_s=round(time.time() - running.started, 3),
         )
-        note = self._scribe.note("end", **_told(ended), **facts)
+        note = self._scribe.note("end", **ended.listing(), **facts)
         if running.stage >= Stage.ATTACHED:
             self._ended.append(ended)
-            self._reverts.owe(ended)
+            self.reverts.owe(ended)
             self._spawn(self._verify())
         return note
 
     async def _verify(self) -> None:
         """Ask the canary once nothing is in force any more, and note what it says."""
-        async with self._reverts.turn:
+        async with self.reverts.turn:
             if any(running.stage >= Stage.CLEARED for running in self._running.values()):
                 return  # the last of them to end asks for all
-            for ended in await self._reverts.verify():
+            for ended in await self.reverts.verify():
                 verdict = msgspec.to_builtins(ended.reverted)
                 self._scribe.note("revert", fault_id=ended.fault_id, kind=ended.kind, **verdict)
 
@@ -286,33 +281,19 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """Return the switch, the caps, what is in force and what was, the kinds and the recent journal."""
+        beside = self._running.values()
         return {
             "enabled": self.admission.settings.chaos,
             "caps": self.admission.limits(),
             "lever": {"blocked": self.halted is not None, "reason": self.halted},
             "stop": self._stops.always.to_wire(),
-            "faults": [self._listing(running) for running in self._running.values()],
-            "ended": [_told(ended) for ended in reversed(self._ended)],
+            "faults": [running.listing(chain(running, beside)) for running in beside],
+            "ended": [ended.listing() for ended in reversed(self._ended)],
             "kinds": self.admission.caps.kinds,
             "journal": list(self._scribe.journal.recent)[::-1],
-        }
-
-    def _listing(self, running: Running) -> dict[str, Any]:
-        return {
-            "id": running.fault_id,
-            **running.facts(),
-            "state": "active" if running.stage is Stage.ACTIVE else "starting",
-            "started": running.started,
-            "remaining_s": running.remaining_s(),
-            "touched": len(running.touched),
-            "chain": chain(running, self._running.values()),
         }
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _told(ended: Ended) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(ended))

@@ -68,7 +68,7 @@ def routes(controller: Controller) -> list[Route]:
         return JSONResponse(await controller.note(asked.text, _who(request)), status_code=201)
 
     async def canary(request: Request) -> Response:
-        return JSONResponse(msgspec.to_builtins(await controller.ask_canary()))
+        return JSONResponse(msgspec.to_builtins(await controller.reverts.look()))
 
     return [
         Route("/quaver/chaos", _shaped(status), methods=["GET"]),

@@ -134,7 +134,7 @@ async def test_a_canary_that_hangs_holds_up_nothing_for_long(chaos, monkeypatch)
     async def hang(body):
         await asyncio.sleep(3600)
 
-    chaos.controller._reverts._canary = Canary(hang, exact=True, timeout_s=0.1)
+    chaos.controller.reverts._canary = Canary(hang, exact=True, timeout_s=0.1)
     noise = await start(chaos, NOISE)
     await asyncio.wait_for(chaos.controller.end(noise["fault_id"]), 1)
     assert "no answer within 0.1 s" in (await verdicts(chaos))["noise"]["why"]

@@ -14,6 +14,7 @@ from chaos.settings import ChaosSettings
 from chaos.stops import LEAST_RESPONSES, Stops, StopWhen
 from engine.hooks import RequestEnded
 from engine.messages import RequestMeta
+from tests.alerting.test_real_services import free_port, ready, running, tool
 from tests.chaos.lab import NOISE, TRUNCATION, Process, eventually, refused, start, story
 
 NAMES = ("QuaverJointEvidence", "QuaverLowConfidenceRate")
@@ -231,6 +232,23 @@ def test_an_expression_holds_as_an_alerting_rule_does(data, holds):
 def test_what_is_no_answer_is_an_error(payload):
     with pytest.raises(PrometheusError):
         read(payload)
+
+
+@pytest.mark.services
+async def test_a_real_prometheus_is_understood(tmp_path):
+    configuration, port = tmp_path / "prometheus.yml", free_port()
+    configuration.write_text("{}")
+    words = [tool("prometheus"), f"--config.file={configuration}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+    client = Prometheus(f"http://127.0.0.1:{port}")
+    async with running(tmp_path / "log", *words, f"--web.listen-address=127.0.0.1:{port}"):
+        await ready(f"http://127.0.0.1:{port}/-/ready")
+        held = {
+            text: (await client.query(text)).holds for text in ("vector(1) > 2", "vector(3) > 2", "0", "7")
+        }
+        assert held == {"vector(1) > 2": False, "vector(3) > 2": True, "0": False, "7": True}
+        with pytest.raises(PrometheusError, match="parse error"):
+            await client.query("up <")
+        await client.close()
 
 
 async def test_prometheus_errors_say_what_is_wrong(prometheus):
