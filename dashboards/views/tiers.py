@@ -27,6 +27,7 @@ POLICY = {
     "disk_entropy": ("and attention entropy below", "{:g}"),
     "full": ("Pages copied ahead above", "{:.0%} of the pool"),
     "relaxed": ("until below", "{:.0%}"),
+    "drop": ("Tokens left out at most", "{:.0%}"),
     "deadline_s": ("A prompt waits at most", "{:g} s"),
     "step_beside_decodes_s": ("Packing beside decodes", "{:g} s a step"),
     "step_alone_s": ("Packing without", "{:g} s a step"),
