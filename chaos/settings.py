@@ -35,6 +35,7 @@ class ChaosSettings(BaseSettings):
     prometheus_url: str | None = Field(
         None, description="Prometheus that PromQL stop conditions are asked of"
     )
+    env: str = Field("prod", description="label `env` of `prompt_accuracy`, which the quality probes report")
 
     @field_validator("chaos_caps")
     @classmethod

@@ -19,6 +19,7 @@ from alerting.rules import RulesError
 from alerting.service import Alerting
 from chaos import MODEL_HOOK
 from chaos.journal import JournalError
+from chaos.quality.reported import Reported
 from chaos.service import Chaos
 from chaos.tokens import token_pieces
 from engine.api.app import ApiState, create_app
@@ -102,6 +103,7 @@ class Service:
             *self.telemetry.routes(),
             *self.alerting.routes(),
             *self.chaos.routes(),
+            *Reported(self.telemetry.registry, settings.env).routes(),
             Route("/quaver/status", self._status, methods=["GET"]),
         ]
         self.app = create_app(self.api, keys, routes, metrics_open=settings.metrics_open)

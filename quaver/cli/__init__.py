@@ -17,6 +17,7 @@ from quaver.cli import (
     doctor,
     load,
     model,
+    quality,
     records,
     score,
     serve,
@@ -59,6 +60,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("dashboard")(dashboard.dashboard)
 app.command("demo")(demo.demo)
 app.command("load")(load.load)
+app.command("quality")(quality.quality)
 app.command("version")(version.version)
 
 
