@@ -30,7 +30,7 @@ def under_fault(
     if others := client.status()["faults"]:
         raise QualityError(f"{others[0]['fault_id']} is in force: what is asked first would not be clean")
     clean = ask()
-    lease = client.start(kind, 3 * clean["seconds"] + _MARGIN_S, params, {"route": route}, seed)
+    lease = client.start(kind, 3 * clean["seconds"] + _MARGIN_S, params, {"route": route}, seed=seed)
     name = lease["fault_id"]
     try:
         faulted = ask()

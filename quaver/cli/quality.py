@@ -120,9 +120,9 @@ def rates(found: dict[str, Any]) -> Table:
     out = Table(
         title=f"{found['n']} questions of each probe in {found['seconds']:.0f} s", title_justify="left"
     )
-    out.add_column("probe")
+    out.add_column("probe", no_wrap=True)
     for column in ("asked", "good", "rate", "95 %"):
-        out.add_column(column, justify="right")
+        out.add_column(column, justify="right", no_wrap=True)
     for name, row in found["rates"].items():
         out.add_row(name, str(row["n"]), str(row["good"]), _share(row["rate"]), _between(row))
         for part, one in found["parts"].items():
@@ -140,9 +140,9 @@ def changes(before: dict[str, Any], after: dict[str, Any], found: dict[str, Any]
     from rich.table import Table
 
     out = Table(title="The same questions twice", title_justify="left")
-    out.add_column("probe")
-    for column in ("pairs", "before", "after", "change", "95 %", "worse", "better"):
-        out.add_column(column, justify="right")
+    out.add_column("probe", no_wrap=True)
+    for column in ("pairs", "clean", "then", "change", "95 %", "worse", "better"):
+        out.add_column(column, justify="right", no_wrap=True)
     for name, row in found.items():
         out.add_row(
             name,

@@ -38,7 +38,8 @@ def before_experiment_control(
     """Start asking, and give it `warm_up_s`; interrupts the run if the load does not run by then."""
     command = [sys.executable, "-m", "quaver", "load", "--quiet", "--url", url_of(configuration)]
     command += ["--key-file", str(key_file(configuration, "client")), "--out", out]
-    command += ["--users", str(users), "--rate", str(rate), "--seconds", str(seconds)]
+    command += ["--rate", str(rate)] if rate else ["--users", str(users)]
+    command += ["--seconds", str(seconds)]
     process = subprocess.Popen(command, start_new_session=True)  # noqa: S603 - Ctrl-C reaches it through us
     _processes.append(process)
     atexit.register(cleanup_control)
