@@ -1,7 +1,8 @@
 """The host tier: packed blocks in memory, under a hard cap.
 
 A block lives in one run of an arena. Invariant: a run is free, or belongs to one entry; an entry
-that is forgotten while it is being stored or is pinned keeps its run until that ends.
+that is forgotten while it is being stored or is pinned keeps its run until that ends. A block is believed
+only if its checksum is still that of what was stored; any other is forgotten.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.kv.arena import Arena
+from engine.kv.checksum import Checksum, crc32
 from engine.kv.store import Counters, Found, Load, Slot
 
 log = logging.getLogger("quaver.engine")
@@ -85,6 +87,7 @@ class _Entry:
     entropy: float | None
     used: float  # when it came or was last asked for
     stored: bool = False
+    checksum: int = 0  # once it is stored
     pins: int = 0
 
 
@@ -102,10 +105,12 @@ class HostStore:
         block_bytes: int,
         evicted: Evicted | None = None,
         policy: Policy | None = None,
+        checksum: Checksum = crc32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = Counters()
         self._clock = clock
+        self._checksum = checksum
         self._block_bytes = block_bytes
         self._arena = Arena(capacity_bytes if capacity_bytes >= block_bytes else 0)
         self._entries: dict[bytes, _Entry] = {}
@@ -142,7 +147,6 @@ class HostStore:
         if entry is None or not entry.stored:
             self.counters.misses += 1
             return None
-        self.counters.hits += 1
         self._touch(entry)
         entry.pins += 1
         return _Load(self, entry)
@@ -185,6 +189,12 @@ class HostStore:
         """Names of the blocks that are here, from the last to be used to the first."""
         stored = [entry for entry in self._entries.values() if entry.stored]
         return [entry.name for entry in sorted(stored, key=lambda entry: entry.used, reverse=True)]
+
+    def contents(self) -> Iterator[tuple[bytes, NDArray[np.uint8]]]:
+        """Names of the blocks that are here and their bytes, which faults alone may write to."""
+        for entry in self._entries.values():
+            if entry.stored:
+                yield entry.name, self._arena.view(entry.start, entry.size)
 
     def evict(self, name: bytes | None = None) -> bool:
         """Hand on a block, by its name or as the policy says, and free its memory.
@@ -233,11 +243,11 @@ class HostStore:
         return hashlib.blake2b(salt + tokens, key=self._key, digest_size=16).digest()
 
     def _hand_on(self, entry: _Entry) -> None:
-        if self.evicted is None:
+        block = self._block(entry)
+        if self.evicted is None or not self._sound(entry, block):
             return
         try:
             age_s = self._clock() - entry.used
-            block = self._block(entry)
             self.evicted(Victim(entry.name, entry.tokens, entry.salt, age_s, entry.entropy, block))
         except Exception:
             self.counters.errors += 1
@@ -249,6 +259,22 @@ class HostStore:
         block.flags.writeable = False
         return block
 
+    def _sound(self, entry: _Entry, block: NDArray[np.uint8]) -> bool:
+        """Whether a block is still what was stored; one that is not is counted and forgotten."""
+        if self._checksum(block) == entry.checksum:
+            return True
+        self.counters.corrupt += 1
+        if self._entries.get(entry.name) is entry:
+            self._forget(entry)
+        return False
+
+    def _read(self, entry: _Entry, block: NDArray[np.uint8]) -> bool:
+        """Count a load that somebody wants the block of; whether that is sound."""
+        sound = self._sound(entry, block)
+        self.counters.hits += sound
+        self.counters.misses += not sound
+        return sound
+
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.name]
         if entry.stored:
@@ -256,11 +282,11 @@ class HostStore:
             if not entry.pins:
                 self._give_back(entry)
 
-    def _complete(self, entry: _Entry, success: bool) -> None:
+    def _complete(self, entry: _Entry, block: NDArray[np.uint8], success: bool) -> None:
         if self._entries.get(entry.name) is not entry:  # forgotten meanwhile
             self._give_back(entry)
         elif success:
-            entry.stored = True
+            entry.stored, entry.checksum = True, self._checksum(block)
             self.counters.stores += 1
             self.counters.store_times.add(self._clock() - entry.used)
             self._touch(entry)
@@ -281,7 +307,7 @@ class HostStore:
 
 
 class _Load:
-    """A pinned entry; none once it is released."""
+    """A pinned entry; none once it is released. One whose block nobody asked for is neither hit nor miss."""
 
     seconds = 0.0
 
@@ -289,12 +315,17 @@ class _Load:
         self._block = store._block(entry)
         self._store = store
         self._entry: _Entry | None = entry
+        self._sound: bool | None = None  # until somebody asks
 
     def ready(self) -> bool:
         return True
 
     def result(self) -> NDArray[np.uint8] | None:
-        return None if self._entry is None else self._block
+        if self._entry is None:
+            return None
+        if self._sound is None:
+            self._sound = self._store._read(self._entry, self._block)
+        return self._block if self._sound else None
 
     def release(self) -> None:
         entry, self._entry = self._entry, None
@@ -313,4 +344,4 @@ class _Slot:
     def complete(self, success: bool) -> None:
         entry, self._entry = self._entry, None
         if entry is not None:
-            self._store._complete(entry, success)
+            self._store._complete(entry, self.buffer, success)

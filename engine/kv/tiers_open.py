@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 
+from engine.kv.checksum import checksum_by
 from engine.kv.drop import DropPolicy
 from engine.kv.host import HostStore
 from engine.kv.int8 import BlockLayout
@@ -47,7 +48,9 @@ def open_tiers(
         head_dim=config.head_dim,
     )
     capacity = settings.kv_host_mb * _MB
-    host = HostStore(capacity_bytes=capacity, block_bytes=layout.size) if capacity >= layout.size else None
+    host = None
+    if capacity >= layout.size:
+        host = HostStore(capacity_bytes=capacity, block_bytes=layout.size, checksum=checksum_by(kernels))
     drop = DropPolicy(settings.kv_drop) if settings.kv_drop and drops else None
     if settings.kv_drop and not drops:
         log.warning("QUAVER_KV_DROP is not used: these kernels cannot leave tokens out; see docs/kv-tiers.md")

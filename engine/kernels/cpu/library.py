@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -131,5 +131,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     for function in (library.quaver_pack_block, library.quaver_unpack_block):
         function.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int, c_int, c_void_p]
     library.quaver_unpack_block.restype = None
+    library.quaver_checksum.restype = c_uint64
+    library.quaver_checksum.argtypes = [c_void_p, c_int64]
     library.quaver_rows_statistics.argtypes = [c_void_p, c_void_p, c_int, c_int, c_void_p, c_void_p]
     return library

@@ -219,3 +219,52 @@ def test_after_close_all_are_misses_and_readers_finish() -> None:
     assert store.lookup(b"a", tokens_of(b"a")) is store.lookup(b"b", b"") is Found.MISS
     assert store.prepare_store(b"c", b"") is None
     assert store.counters.bytes_used == 0
+
+
+def damaged(store: HostStore, name: bytes, bit: int = 0) -> None:
+    block = dict(store.contents())[name]
+    block[bit // 8] ^= 1 << bit % 8
+
+
+@pytest.mark.parametrize("bit", [0, 8 * BLOCK - 1])
+def test_a_flipped_bit_is_a_miss_and_the_block_goes(bit: int) -> None:
+    store = store_of()
+    put(store, b"a", 1)
+    put(store, b"b", 2)
+    load = store.prepare_load(b"a", tokens_of(b"a"))
+    assert load is not None
+    damaged(store, b"a", bit)  # even while it is pinned
+    assert load.result() is None
+    assert load.result() is None
+    counters = store.counters
+    assert (counters.corrupt, counters.misses, counters.hits) == (1, 1, 0)
+    assert store.lookup(b"a", tokens_of(b"a")) is Found.MISS
+    assert counters.bytes_used == 2 * BLOCK
+    load.release()
+    assert counters.bytes_used == BLOCK
+    put(store, b"a", 3)
+    load = store.prepare_load(b"a", tokens_of(b"a"))
+    assert load is not None
+    assert (load.result() == 3).all()
+    assert (counters.corrupt, counters.hits) == (1, 1)
+
+
+def test_a_damaged_block_is_not_handed_on() -> None:
+    handed: list[Victim] = []
+    store = store_of(evicted=handed.append)
+    for value, name in enumerate((b"a", b"b")):
+        put(store, name, value)
+    damaged(store, b"a", 77)
+    assert store.evict()
+    assert store.evict()
+    assert [victim.name for victim in handed] == [b"b"]
+    assert (store.counters.corrupt, store.counters.evictions, store.counters.bytes_used) == (1, 2, 0)
+
+
+def test_a_load_that_nobody_reads_is_neither_hit_nor_miss() -> None:
+    store = store_of()
+    put(store, b"a", 1)
+    load = store.prepare_load(b"a", tokens_of(b"a"))
+    assert load is not None
+    load.release()
+    assert (store.counters.hits, store.counters.misses) == (0, 0)
