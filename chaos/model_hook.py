@@ -10,27 +10,54 @@ from chaos.faults.base import Fault
 from chaos.faults.kv_pages import PageFault
 from chaos.faults.noise import Noise
 from chaos.faults.registry import MODEL_KINDS
+from chaos.faults.tier_disk import TierFault
 from chaos.leases import Lease, Leases
-from engine.messages import RequestMeta
+from chaos.tier_hook import StoreFaults
+from engine.messages import AttachFault, RequestMeta
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from chaos.tier_files import TierFiles
     from engine import scheduler
     from engine.hooks import ModelHook
+    from engine.kv.disk import DiskStore
+    from engine.kv.disk_files import Files
+    from engine.kv.host import HostStore
     from engine.models.config import ModelConfig
     from engine.roster import Roster
 
 
 class ModelFaults(Leases[Fault]):
-    """Implements `engine.hooks.ModelHook`: faults that act on KV pages, and on logits."""
+    """Implements `engine.hooks.ModelHook`: faults that act on the KV cache, by tier, and on logits."""
 
+    on_tiers = False
     on_pages = False
     on_logits = False
 
     def __init__(self) -> None:
         super().__init__(MODEL_KINDS)
         self._struck: dict[str, dict[tuple[str, int], int]] = {}
+        self._stores = StoreFaults()
+        self._files: TierFiles | None = None
+
+    def attach(self, message: AttachFault) -> None:
+        """Take a fault into force; raises ValueError when anything in the message is not valid."""
+        kind = MODEL_KINDS.get(message.kind)
+        if kind is not None and kind.scope == "process" and message.selector:
+            raise ValueError(f"{kind.kind} acts on the whole model process and takes no selector")
+        super().attach(message)
+
+    def files(self) -> Files:
+        """Return the file system as the disk tier is to use it: with the faults that are in force."""
+        from chaos.tier_files import TierFiles  # noqa: PLC0415 (reads LZ4, which few servers need)
+
+        self._files = TierFiles(self)
+        return self._files
+
+    def tiers(self, host: HostStore | None, disk: DiskStore | None) -> None:
+        """Strike what the stores of the tiers hold."""
+        self._stores.act(self.chain(time.monotonic()), host, disk)
 
     def pages(self, roster: Roster, config: ModelConfig) -> dict[str, list[str]]:
         """Strike pages of sequences that decode; return the fault ids by the id of each request struck.
@@ -74,9 +101,13 @@ class ModelFaults(Leases[Fault]):
     def _changed(self) -> None:
         super()._changed()
         kinds = [type(lease.fault) for lease in self._chain]
+        self.on_tiers = any(issubclass(kind, TierFault) for kind in kinds)
         self.on_pages = any(issubclass(kind, PageFault) for kind in kinds)
         self.on_logits = Noise in kinds
         self._struck = {fault_id: self._struck.get(fault_id, {}) for fault_id in self._leases}
+        self._stores.let_go(self._leases)
+        if self._files is not None:
+            self._files.let_go()
 
 
 def _strike(

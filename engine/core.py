@@ -88,6 +88,7 @@ class Engine:
             recompute=recompute,
             kernels=model.kernels if isinstance(model, NativeLlama) else None,
             drops=model.drops,
+            files=hook.files if hook is not None else None,
         )
         self.roster = Roster(
             self.pool,
@@ -158,6 +159,8 @@ class Engine:
     def step(self) -> StepOutput:
         """Compute one step and report what it emitted and what ended, aborts included."""
         began = time.monotonic()
+        if self.hook is not None and self.hook.on_tiers and self.tiers is not None:
+            self.hook.tiers(self.tiers.host, self.tiers.disk)
         chunks = self.roster.plan(began)
         struck = self._strike()
         asked = time.perf_counter()

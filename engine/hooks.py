@@ -16,6 +16,9 @@ from engine.messages import AttachFault, FinishReason, RequestMeta, StepOutput
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.kv.disk import DiskStore
+    from engine.kv.disk_files import Files
+    from engine.kv.host import HostStore
     from engine.models.config import ModelConfig
     from engine.roster import Roster
 
@@ -55,10 +58,11 @@ class PromptHook(Protocol):
 class ModelHook(Protocol):
     """Faults inside the model process. Costs a look at these flags a step while none is attached.
 
-    `active`: any is in force; `on_pages`, `on_logits`: one of those that act there is.
+    `active`: any is in force; `on_tiers`, `on_pages`, `on_logits`: one of those that act there is.
     """
 
     active: bool
+    on_tiers: bool
     on_pages: bool
     on_logits: bool
 
@@ -76,6 +80,17 @@ class ModelHook(Protocol):
 
     def fault_ids(self) -> list[str]:
         """Ids in force, in order of attachment."""
+        ...
+
+    def files(self) -> Files:
+        """Return the file system as the disk tier is to use it. Asked for once, if there is a disk tier."""
+        ...
+
+    def tiers(self, host: HostStore | None, disk: DiskStore | None) -> None:
+        """Act on blocks in the stores of the tiers that there are.
+
+        Called before a step is planned, and only while `on_tiers`.
+        """
         ...
 
     def pages(self, roster: Roster, config: ModelConfig) -> dict[str, list[str]]:

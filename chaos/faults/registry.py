@@ -15,11 +15,20 @@ from chaos.faults.kv_shift import KvShift
 from chaos.faults.kv_swap import KvSwap
 from chaos.faults.noise import Noise
 from chaos.faults.premise import Premise
+from chaos.faults.tier_errors import DiskFull, DiskIo, DiskSlow
+from chaos.faults.tier_flip import DiskFlip, HostFlip
+from chaos.faults.tier_staging import DiskStaging
+from chaos.faults.tier_stale import DiskStale
+from chaos.faults.tier_torn import DiskTorn
 from chaos.faults.truncation import Truncation
 
 PROMPT_KINDS: dict[str, type[PromptFault]] = {kind.kind: kind for kind in (Authority, Premise, Truncation)}
 MODEL_KINDS: dict[str, type[Fault]] = {
-    kind.kind: kind for kind in (KvFlip, KvShift, KvRoll, KvRope, KvSwap, Noise)
+    kind.kind: kind
+    for kind in (
+        *(KvFlip, KvShift, KvRoll, KvRope, KvSwap, Noise),
+        *(DiskSlow, DiskIo, DiskFull, DiskTorn, DiskStale, DiskFlip, HostFlip, DiskStaging),
+    )
 }
 KINDS: dict[str, type[Fault]] = {**PROMPT_KINDS, **MODEL_KINDS}
 

@@ -98,6 +98,17 @@ class DiskStore:
         return len(self._index.entries)
 
     @property
+    def buffers(self) -> int:
+        """Blocks that may wait for the disk or be written."""
+        return self._writer.queue
+
+    @property
+    def free_buffers(self) -> int:
+        """How many more may now."""
+        with self._lock:
+            return self._writer.queue - len(self._writer.storing)
+
+    @property
     def capacity_bytes(self) -> int:
         """What all files may take."""
         return self._index.capacity_bytes

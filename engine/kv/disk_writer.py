@@ -49,7 +49,7 @@ class DiskWriter:
 
     def __init__(self, folder: DiskFolder, *, queue: int, pause_s: float, buffer_bytes: int) -> None:
         self.storing: dict[bytes, DiskSlot] = {}  # by name, from its reservation to the end of its write
-        self._folder, self._queue = folder, queue
+        self._folder, self.queue = folder, queue
         self._first_pause_s = self._pause_s = pause_s
         self._resume_at = 0.0
         self._scanned = False
@@ -60,7 +60,7 @@ class DiskWriter:
 
     def reserve(self, label: Label, block_bytes: int) -> DiskSlot | None:
         """Reserve a place; None, counted, when there is none now. The folder's lock is held."""
-        if len(self.storing) >= self._queue or time.monotonic() < self._resume_at:
+        if len(self.storing) >= self.queue or time.monotonic() < self._resume_at:
             self._folder.counters.refused += 1
             return None
         slot = self.storing[label.name] = DiskSlot(self, label, block_bytes)

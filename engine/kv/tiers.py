@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,9 @@ from engine.kv.prefix import Chain, Entry, PrefixCache
 from engine.kv.store import Found, Load, Slot, Store, Times
 from engine.kv.tier_policy import Pace, TierPolicy
 from engine.messages import TierStats
+
+if TYPE_CHECKING:
+    from engine.kv.disk import DiskStore
 
 BLOCK_PAGES = 4
 
@@ -169,7 +173,7 @@ class Tiers:
         self,
         cache: PrefixCache,
         host: HostStore | None,
-        disk: Store | None,
+        disk: DiskStore | None,
         layout: BlockLayout,
         *,
         recompute: Recompute,
@@ -184,7 +188,7 @@ class Tiers:
             self.tiers.append(Tier("host", host, at_once=True))
         if disk is not None:
             self.tiers.append(Tier("disk", disk, at_once=False))
-        self._host = host
+        self.host, self.disk = host, disk
         self.layout = layout
         self.loadings: set[Loading] = set()
         self.drop = drop
@@ -482,11 +486,11 @@ class Tiers:
                 return
             if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1:
                 self._store(entry, disk)
-        if self._host is not None:
-            for name in self._host.newest():
+        if self.host is not None:
+            for name in self.host.newest():
                 if time.monotonic() > self._save_until:
                     return
-                self._host.evict(name)
+                self.host.evict(name)
 
     def _slot(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from engine.kv.checksum import checksum_by
 from engine.kv.drop import DropPolicy
@@ -11,11 +13,14 @@ from engine.kv.host import HostStore
 from engine.kv.int8 import BlockLayout
 from engine.kv.policy import Recompute
 from engine.kv.prefix import PrefixCache
-from engine.kv.store import Store
 from engine.kv.tier_policy import PRESETS
 from engine.kv.tiers import ASKED, BLOCK_PAGES, Tiers
 from engine.models.config import ModelConfig
 from engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from engine.kv.disk import DiskStore
+    from engine.kv.disk_files import Files
 
 log = logging.getLogger("quaver.engine")
 
@@ -32,12 +37,14 @@ def open_tiers(
     recompute: Recompute,
     kernels: ctypes.CDLL | None,
     drops: bool,
+    files: Callable[[], Files] | None = None,
 ) -> Tiers | None:
     """Open the stores below `cache`; None where there are none.
 
     There are none without a prefix cache, nor in deterministic mode: what comes back is not, to the last
     bit, what was computed. A folder that cannot be used is an error in the log, and no disk tier.
     `drops`: the model leaves dropped tokens out of its attention; without, none are, with a warning.
+    `files` makes the file system of the disk tier, if it is not to be the system's own.
     """
     if settings.deterministic or not settings.prefix_cache:
         return None
@@ -54,7 +61,7 @@ def open_tiers(
     drop = DropPolicy(settings.kv_drop) if settings.kv_drop and drops else None
     if settings.kv_drop and not drops:
         log.warning("QUAVER_KV_DROP is not used: these kernels cannot leave tokens out; see docs/kv-tiers.md")
-    disk = _disk(settings, layout, fingerprint, layout.partial_size(0) if drop else layout.size)
+    disk = _disk(settings, layout, fingerprint, layout.partial_size(0) if drop else layout.size, files)
     if host is None and disk is None:
         return None
     return Tiers(
@@ -70,7 +77,13 @@ def open_tiers(
     )
 
 
-def _disk(settings: EngineSettings, layout: BlockLayout, fingerprint: bytes, smallest: int) -> Store | None:
+def _disk(
+    settings: EngineSettings,
+    layout: BlockLayout,
+    fingerprint: bytes,
+    smallest: int,
+    files: Callable[[], Files] | None,
+) -> DiskStore | None:
     if settings.kv_disk_dir is None:
         return None
     from engine.kv.disk import DiskStore  # noqa: PLC0415 (LZ4 is read where it is needed alone)
@@ -84,6 +97,7 @@ def _disk(settings: EngineSettings, layout: BlockLayout, fingerprint: bytes, sma
             capacity_mb=settings.kv_disk_mb,
             deadline_s=settings.kv_deadline_s,
             queue=_QUEUE,
+            files=files() if files is not None else None,
         )
     except (OSError, ValueError) as error:
         log.error("kv disk: %s; prompts are not kept on disk", error)

@@ -360,7 +360,7 @@ class Poison:
     """A hook that leaves nothing but NaN in the pages of one tenant's requests."""
 
     active = on_pages = True
-    on_logits = False
+    on_tiers = on_logits = False
 
     def pages(self, roster, config):
         for sequence in roster.running:

@@ -387,7 +387,7 @@ class ShiftHook:
     """A real hook of the simplest kind: adds a constant to token 7 of one request's rows."""
 
     active = on_logits = True
-    on_pages = False
+    on_tiers = on_pages = False
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id

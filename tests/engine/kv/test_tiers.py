@@ -99,7 +99,7 @@ def on_disk(folder: Path, files: FaultyFiles, prompt: list[int]) -> Engine:
     tiers = tiers_of(target, folder, files, DEADLINE_S)
     end_of(target, "first", prompt)
     push_out(target)
-    while tiers._host.evict():
+    while tiers.host.evict():
         pass
     assert tiers.tiers[1].store.flush()
     return target

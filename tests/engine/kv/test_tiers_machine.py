@@ -147,7 +147,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @rule()
     def empty_the_host(self) -> None:
-        while self.tiers._host.evict():
+        while self.tiers.host.evict():
             pass
         if not self.files.hang and not self.files.slow_s:
             self.tiers.tiers[1].store.flush()
@@ -206,7 +206,7 @@ class TiersMachine(RuleBasedStateMachine):
             take(self.engine.step(), self.tokens, self.ends)
             self.right()
         assert self.ends.keys() == self.sent.keys()
-        host, disk = self.tiers._host, self.tiers.tiers[1].store
+        host, disk = self.tiers.host, self.tiers.tiers[1].store
         assert not any(entry.pins for entry in host._entries.values())
         assert not any(entry.pins for entry in disk._index.entries.values())
         self.engine.close()

@@ -38,7 +38,7 @@ from engine.settings import EngineSettings
 class Leases:
     """A model hook that changes nothing and keeps its leases."""
 
-    on_pages = False
+    on_tiers = on_pages = False
 
     def __init__(self) -> None:
         self.until: dict[str, float] = {}
