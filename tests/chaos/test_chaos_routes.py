@@ -9,6 +9,7 @@ import pytest
 from starlette.applications import Starlette
 
 from chaos.client import ChaosClient, RefusedError
+from chaos.faults.registry import KINDS
 from chaos.service import Chaos
 from chaos.settings import ChaosSettings
 
@@ -51,18 +52,11 @@ async def test_the_life_of_a_fault(http):
     assert status["enabled"] is True
     assert [one["fault_id"] for one in status["faults"]] == [fault["fault_id"]]
     assert status["faults"][0]["by"] == "operator:ops"
-    assert [kind["kind"] for kind in status["kinds"]] == [
-        "authority",
-        "premise",
-        "truncation",
-        "kv_flip",
-        "kv_shift",
-        "kv_roll",
-        "kv_rope",
-        "kv_swap",
-        "noise",
-    ]
-    assert status["kinds"][-1]["params"]["properties"]["sigma"]["maximum"] == 10
+    assert {kind["kind"] for kind in status["kinds"]} == KINDS.keys()
+    orders = [kind["order"] for kind in status["kinds"]]
+    assert orders == sorted(orders)
+    noise = next(kind for kind in status["kinds"] if kind["kind"] == "noise")
+    assert noise["params"]["properties"]["sigma"]["maximum"] == 10
     assert status["journal"][0]["event"] == "start"
     preview = await http.post("/quaver/chaos/preview", json={"selector": {"tenant": "x"}})
     assert preview.json() == {"recent": 0, "admitted": 0, "expected": 0}

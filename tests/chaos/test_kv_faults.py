@@ -14,6 +14,7 @@ from engine import kernels
 from engine.core import Engine
 from engine.kernels.cpu import build
 from engine.kernels.cpu.library import open_library
+from engine.kv.disk_files import Files
 from engine.messages import TOKEN_SIGNALS, AttachFault, RequestMeta, SamplingParams, Submit
 from engine.models.config import weight_shapes
 from engine.models.llama import Llama
@@ -361,6 +362,7 @@ class Poison:
 
     active = on_pages = True
     on_tiers = on_logits = False
+    files = Files
 
     def pages(self, roster, config):
         for sequence in roster.running:

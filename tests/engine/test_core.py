@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.core import Engine, RequestError
+from engine.kv.disk_files import Files
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, RequestMeta, SamplingParams, StepOutput, Submit
 from engine.settings import EngineSettings
 from tests.engine.tiny import TINY, random_model
@@ -388,6 +389,7 @@ class ShiftHook:
 
     active = on_logits = True
     on_tiers = on_pages = False
+    files = Files
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id

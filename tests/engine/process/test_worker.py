@@ -14,6 +14,7 @@ import zmq
 
 from engine.core import Engine, load_engine
 from engine.hooks import ModelHook
+from engine.kv.disk_files import Files
 from engine.messages import (
     Abort,
     AttachFault,
@@ -39,6 +40,7 @@ class Leases:
     """A model hook that changes nothing and keeps its leases."""
 
     on_tiers = on_pages = False
+    files = Files
 
     def __init__(self) -> None:
         self.until: dict[str, float] = {}
