@@ -12,6 +12,7 @@ from chaos.faults.noise import Noise
 from chaos.faults.registry import MODEL_KINDS
 from chaos.faults.tier_disk import TierFault
 from chaos.leases import Lease, Leases
+from chaos.selector import Selector, parse_selector
 from chaos.tier_hook import StoreFaults
 from engine.messages import AttachFault, RequestMeta
 
@@ -44,7 +45,8 @@ class ModelFaults(Leases[Fault]):
     def attach(self, message: AttachFault) -> None:
         """Take a fault into force; raises ValueError when anything in the message is not valid."""
         kind = MODEL_KINDS.get(message.kind)
-        if kind is not None and kind.scope == "process" and message.selector:
+        selected = parse_selector(message.selector) != Selector()
+        if kind is not None and kind.scope == "process" and selected:
             raise ValueError(f"{kind.kind} acts on the whole model process and takes no selector")
         super().attach(message)
 

@@ -18,6 +18,7 @@ class DiskSlow(DiskFault, frozen=True, kw_only=True):
     order: ClassVar[int] = 60
     moves: ClassVar[tuple[str, ...]] = (LATE, MISSES, "ttft")
     control: ClassVar[dict[str, bool | float]] = {"seconds": 0}
+    caps: ClassVar[dict[str, float]] = {"seconds": 10.0}
 
     seconds: Annotated[float, Meta(ge=0, le=60, description="how much longer a block takes")] = 1.0
     on: On = "both"

@@ -14,11 +14,15 @@ from chaos.faults.registry import MODEL_KINDS, parse_fault
 from chaos.faults.tier_disk import DiskFault, TierFault
 from chaos.faults.tier_torn import DiskTorn
 from chaos.model_hook import ModelFaults
+from chaos.service import Chaos
+from chaos.settings import ChaosSettings
 from engine.core import Engine
 from engine.kv.tier_policy import TierPolicy
 from engine.messages import AttachFault, Finish, TierStats
 from engine.settings import EngineSettings
-from tests.engine.kv.test_prefix import MODEL, PAGE, computed, prompt_of, run, submit
+from tests.chaos.lab import Process, refused, start
+from tests.engine.kv.test_block_file import FIELDS
+from tests.engine.kv.test_prefix import MODEL, ONE, PAGE, computed, prompt_of, run, submit
 from tests.engine.kv.test_prefix import engine as plain
 from tests.engine.kv.test_tiers_machine import TOLERANCE, Loaded
 
@@ -48,8 +52,8 @@ WRITES: list[tuple[str, dict[str, Any], str]] = [
 class Bench:
     """An engine with all tiers and the chaos hook, and where the blocks of `PROMPT` are."""
 
-    def __init__(self, folder: Path) -> None:
-        self.hook = ModelFaults()
+    def __init__(self, folder: Path, hook: ModelFaults | None = None) -> None:
+        self.hook = hook or ModelFaults()
         settings = EngineSettings(
             kv_tokens=256,
             page_size=PAGE,
@@ -89,6 +93,10 @@ class Bench:
                 error = values - computed(tuple(read))
                 assert error.square().mean((1, 3, 4, 5)).sqrt().max() < TOLERANCE
         return tokens[name], ends[name]
+
+    def names(self) -> list[bytes]:
+        """Names of the prompt's blocks, in order."""
+        return self.engine.roster.cache.chain(ONE, PROMPT).names[3 : HELD // PAGE : 4]
 
     def to_host(self) -> None:
         """Have the pool give up what it keeps."""
@@ -229,6 +237,40 @@ def test_bits_flipped_in_the_hosts_memory(bench: Bench, cold: list[int], burst: 
     bench.sound()
 
 
+def test_a_stall_of_five_seconds(bench: Bench, cold: list[int]) -> None:
+    """The request does not wait for it, and what comes so late changes nothing."""
+    bench.ask()
+    bench.to_disk()
+    bench.attach("disk_slow", seconds=5.0, on="reads")
+    began = time.monotonic()
+    tokens, end = bench.ask()
+    assert (tokens, end.tier_tokens) == (cold, {})
+    assert time.monotonic() - began < 4.0
+    assert set(bench.failures()) == {"late"}
+    time.sleep(max(0.0, began + 5.5 - time.monotonic()))
+    bench.hook.detach("f")
+    bench.forget()
+    assert bench.ask()[1].tier_tokens == {"disk": HELD}
+    assert set(bench.failures()) == {"late"}
+    bench.sound()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_flipped_byte_in_any_field_of_a_header(bench: Bench, cold: list[int], field: str) -> None:
+    bench.ask()
+    bench.to_disk()
+    path = bench.disk.folder / f"{bench.names()[0].hex()}.kv"
+    data = bytearray(path.read_bytes())
+    data[FIELDS[field][0]] ^= 1
+    path.write_bytes(data)
+    tokens, end = bench.ask()
+    assert (tokens, end.tier_tokens) == (cold, {})
+    assert bench.failures() == {"foreign" if field == "version" else "corrupt": 1}
+    assert bench.disk.flush()
+    assert not path.exists()
+    bench.sound()
+
+
 def test_slow_writes_hold_up_stores_until_the_lease_ends(bench: Bench) -> None:
     bench.ask()
     bench.attach("disk_slow", seconds=30.0, on="writes")
@@ -275,10 +317,7 @@ def test_a_share_of_the_blocks_is_struck_the_same_for_the_same_seed(bench: Bench
     (bench.to_host if kind == "host_flip" else bench.to_disk)()
     fault = parse_fault(kind, {"share": 0.5})
     assert isinstance(fault, TierFault)
-    names = [
-        bench.engine.roster.cache.chain(b"1" * 16, PROMPT).names[4 * block + 3]
-        for block in range(HELD // (4 * PAGE))
-    ]
+    names = bench.names()
     seeds = [seed for seed in range(200) if not fault.strikes(seed, names[0].hex())]
     seed = next(seed for seed in seeds if fault.strikes(seed, names[3].hex()))
     first = next(i for i, name in enumerate(names) if fault.strikes(seed, name.hex()))
@@ -312,6 +351,29 @@ def test_no_selector_is_taken() -> None:
         with pytest.raises(ValueError, match="takes no selector"):
             hook.attach(message)
     assert not hook.active
+
+
+async def test_the_controller_starts_and_ends_them(tmp_path: Path, cold: list[int]) -> None:
+    process = Process()
+    chaos = Chaos(ChaosSettings(chaos=True), process, tmp_path / "state" / "journal.jsonl")
+    await chaos.start()
+    bench = Bench(tmp_path / "kv", process.hook)
+    bench.ask()
+    bench.to_disk()
+    flips = {"kind": "disk_flip", "ttl_s": 30.0, "params": {"burst": 2}}
+    assert "takes no selector" in await refused(chaos, flips, "invalid_fault", selector={"tenant": "a"})
+    assert "seconds of at most 10" in await refused(
+        chaos, {"kind": "disk_slow", "ttl_s": 30.0}, "over_cap", params={"seconds": 11.0}
+    )
+    listing = await start(chaos, flips, seed=4)
+    assert (listing["scope"], listing["state"]) == ("process", "active")
+    await refused(chaos, flips, "overlap")
+    assert bench.ask()[0] == cold
+    assert set(bench.failures()) == {"corrupt"}
+    assert (await chaos.controller.end(listing["fault_id"]))["ended"]
+    bench.sound()
+    await chaos.stop()
+    bench.engine.close()
 
 
 def test_without_a_fault_nothing_is_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

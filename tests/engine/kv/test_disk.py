@@ -402,6 +402,7 @@ def test_kill_9_at_any_moment(folder: Path) -> None:
     source = random.Random(3)
     command = [sys.executable, "-c", PARENT, str(folder)]
     served = parts = 0
+    numbers: dict[bytes, int] = {}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as parent:
@@ -419,9 +420,13 @@ def test_kill_9_at_any_moment(folder: Path) -> None:
             store = open_store(folder)
             assert store.counters.corrupt == store.counters.foreign == store.counters.errors == 0
             held = len(files_of(folder))
-            served += sum(holds(store, turn * 1000 + number) for number in range(60))
+            numbers |= {name_of(number): number for number in range(turn * 1000, turn * 1000 + 1000)}
+            kept = [numbers[name] for name in store._index.entries]
+            assert all(holds(store, number) for number in kept)
+            served += len(kept)
             assert store.counters.corrupt == 0
-            assert held == len(list(folder.glob("*.kv"))) <= FIT
+            assert held == len(kept) == len(list(folder.glob("*.kv"))) <= FIT
+            assert bytes_of(folder) == store.counters.bytes_used <= 1 << 20
             store.close()
     assert served > 100
     assert parts > 3, "no kill came during a write"

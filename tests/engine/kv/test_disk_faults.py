@@ -17,6 +17,7 @@ import pytest
 from engine.kv.disk import DiskStore
 from engine.kv.disk_files import Files
 from engine.kv.store import Found, Load
+from tests.engine.kv.test_block_file import FIELDS
 from tests.engine.kv.test_disk import (
     FILE,
     FIT,
@@ -284,6 +285,30 @@ def test_a_file_that_somebody_changed(store: DiskStore, folder: Path, change: st
     assert store.flush()
     assert store.counters.corrupt == 1
     assert not path.exists()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_flipped_byte_in_the_header(
+    store: DiskStore, folder: Path, files: FaultyFiles, field: str, restart: bool
+) -> None:
+    """In any field, its first byte and its last: a miss, counted; the file goes, the others serve."""
+    start, size = FIELDS[field]
+    for number, position in ((1, start), (2, start + size - 1)):
+        data = bytearray(_path(folder, number).read_bytes())
+        data[position] ^= 0xFF
+        _path(folder, number).write_bytes(data)
+    if restart:
+        store.close()
+        store = open_store(folder, files=files)
+    assert [get(store, number) is None for number in range(5)] == [False, True, True, False, False]
+    assert store.flush()
+    # A version that is not this one's says that the file is another's, not that it is damaged.
+    told = store.counters.foreign if field == "version" else store.counters.corrupt
+    assert told == 2
+    assert [_path(folder, number).exists() for number in range(5)] == [True, False, False, True, True]
+    assert bytes_of(folder) == store.counters.bytes_used
+    store.close()
 
 
 def test_a_load_that_is_late(store: DiskStore, files: FaultyFiles) -> None:

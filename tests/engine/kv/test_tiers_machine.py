@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from chaos.model_hook import ModelFaults
 from engine.core import Engine
 from engine.kv.disk import DiskStore
+from engine.kv.disk_files import Files
 from engine.kv.host import HostStore
 from engine.kv.int8 import BlockLayout
 from engine.kv.policy import Recompute
 from engine.kv.tier_policy import TierPolicy
 from engine.kv.tiers import BLOCK_PAGES, Loading, Tiers
-from engine.messages import Finish, Submit
+from engine.messages import AttachFault, Finish, Submit
 from engine.settings import EngineSettings
-from tests.engine.kv.test_disk_faults import FaultyFiles
+from tests.engine.kv.test_disk import bytes_of
 from tests.engine.kv.test_prefix import (
     CONFIG,
     MODEL,
@@ -46,9 +47,21 @@ DEADLINE_S = 0.05
 #: Of values of about 1, most of them computed after others that were in 8 bits: root of the mean square of
 #: the error, of a page. Other tokens' pages are off by more than 0.5.
 TOLERANCE = 0.1
+#: As leases: a stall is longer than the deadline.
+FAULTS: dict[str, dict[str, Any]] = {
+    "host_flip": {"burst": 400, "share": 0.5},
+    "disk_flip": {"burst": 16, "share": 0.5},
+    "disk_torn": {"how": "zeros", "share": 0.5},
+    "disk_stale": {"share": 0.7},
+    "disk_io": {"share": 0.5},
+    "disk_full": {},
+    "disk_slow": {"seconds": 0.02},
+    "disk_staging": {},
+}
+STALL = {"seconds": 5.0, "on": "reads"}
 
 
-def tiers_of(target: Engine, folder: Path, files: FaultyFiles, deadline_s: float = DEADLINE_S) -> Tiers:
+def tiers_of(target: Engine, folder: Path, files: Files, deadline_s: float = DEADLINE_S) -> Tiers:
     """Give an engine without tiers a host of a few blocks, and a disk of a few more."""
     disk = DiskStore(
         folder,
@@ -100,7 +113,7 @@ class TiersMachine(RuleBasedStateMachine):
     @initialize(step_tokens=st.sampled_from([24, 60]))
     def begin(self, step_tokens: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.files = FaultyFiles()
+        self.hook = ModelFaults()
         self.settings = {"step_tokens": step_tokens}
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Finish] = {}
@@ -110,8 +123,8 @@ class TiersMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         values: dict[str, Any] = {"kv_tokens": 256, "page_size": PAGE, "max_running": 3, "kv_host_mb": 0}
-        self.engine = Engine(MODEL, EngineSettings(**values, signal_budget=0.0, **self.settings))
-        self.tiers = tiers_of(self.engine, Path(self.folder.name) / "kv", self.files)
+        self.engine = Engine(MODEL, EngineSettings(**values, signal_budget=0.0, **self.settings), self.hook)
+        self.tiers = tiers_of(self.engine, Path(self.folder.name) / "kv", self.hook.files())
         self.handed = Loaded(self.engine, self.tiers)
 
     @rule(
@@ -149,22 +162,18 @@ class TiersMachine(RuleBasedStateMachine):
     def empty_the_host(self) -> None:
         while self.tiers.host.evict():
             pass
-        if not self.files.hang and not self.files.slow_s:
-            self.tiers.tiers[1].store.flush()
+        self.tiers.disk.flush()
 
-    @rule(
-        fault=st.sampled_from(["none", "none", "read", "write", "create", "hang", "slow", "torn", "flipped"])
-    )
-    def disk_is(self, fault: str) -> None:
-        files = self.files
-        files.go.set()
-        files.hang.clear()
-        files.go.clear()
-        files.fail = {fault: errno.EIO} if fault in ("read", "write", "create") else {}
-        files.torn, files.flipped = fault == "torn", fault == "flipped"
-        files.slow_s = 0.02 if fault == "slow" else 0.0
-        if fault == "hang":
-            files.hang["read"] = 2
+    @rule(kind=st.sampled_from(["stall", *FAULTS]), seed=st.integers(0, 3))
+    def a_fault_begins(self, kind: str, seed: int) -> None:
+        params = FAULTS.get(kind, STALL)
+        kind = kind if kind in FAULTS else "disk_slow"
+        self.hook.detach(kind)
+        self.hook.attach(AttachFault(fault_id=kind, kind=kind, params=params, seed=seed, ttl_s=600.0))
+
+    @rule()
+    def the_faults_end(self) -> None:
+        self.hook.detach(None)
 
     @rule()
     def taint(self) -> None:
@@ -177,7 +186,6 @@ class TiersMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.disk_is("none")
         self.end()
         self.start()
 
@@ -192,6 +200,10 @@ class TiersMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.check()
+        pool, roster = self.engine.pool, self.engine.roster
+        in_use = {page for sequence in roster.running for page in sequence.pages}
+        assert pool.free + roster.cache.idle + len(in_use) == pool.pages
+        assert self.tiers.host.counters.bytes_used <= self.tiers.host.capacity_bytes
         for tokens, values in self.handed.take():
             if tokens:
                 error = values - computed(tuple(tokens), **self.settings)
@@ -202,18 +214,20 @@ class TiersMachine(RuleBasedStateMachine):
                 self.past.append(whole)
 
     def end(self) -> None:
+        self.the_faults_end()
         while self.engine.has_work:
             take(self.engine.step(), self.tokens, self.ends)
             self.right()
         assert self.ends.keys() == self.sent.keys()
-        host, disk = self.tiers.host, self.tiers.tiers[1].store
+        host, disk = self.tiers.host, self.tiers.disk
         assert not any(entry.pins for entry in host._entries.values())
         assert not any(entry.pins for entry in disk._index.entries.values())
         self.engine.close()
+        assert host.counters.bytes_used == 0
+        assert disk.counters.bytes_used == bytes_of(disk.folder) <= disk.capacity_bytes
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
-            self.disk_is("none")
             self.end()
             self.folder.cleanup()
 
