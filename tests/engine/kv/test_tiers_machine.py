@@ -61,7 +61,13 @@ FAULTS: dict[str, dict[str, Any]] = {
 STALL = {"seconds": 5.0, "on": "reads"}
 
 
-def tiers_of(target: Engine, folder: Path, files: Files, deadline_s: float = DEADLINE_S) -> Tiers:
+def tiers_of(
+    target: Engine,
+    folder: Path,
+    files: Files,
+    deadline_s: float = DEADLINE_S,
+    host_blocks: int = HOST_BLOCKS,
+) -> Tiers:
     """Give an engine without tiers a host of a few blocks, and a disk of a few more."""
     disk = DiskStore(
         folder,
@@ -75,7 +81,7 @@ def tiers_of(target: Engine, folder: Path, files: Files, deadline_s: float = DEA
     disk._index.capacity_bytes = DISK_BLOCKS * FILE
     tiers = Tiers(
         target.roster.cache,
-        HostStore(capacity_bytes=HOST_BLOCKS * LAYOUT.size, block_bytes=LAYOUT.size),
+        HostStore(capacity_bytes=host_blocks * LAYOUT.size, block_bytes=LAYOUT.size),
         disk,
         LAYOUT,
         recompute=Recompute(PAGE),
