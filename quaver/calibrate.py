@@ -16,7 +16,6 @@ from chaos.load.questions import supply
 from chaos.load.readers import Question, Readers, closed_loop
 from chaos.load.reading import Patience
 from chaos.prompts import generate, twins
-from chaos.prompts.item import prompt
 
 #: Readers of healthy traffic stay to the end.
 _PATIENT = Patience(median_s=3600.0, reaction_s=3600.0)
@@ -94,20 +93,16 @@ def _contrast(count: int, *, max_tokens: int, seed: int, temperatures: Sequence[
     """Return each question with its answer's sentence gone and another one gone, and its twins."""
     questions = []
     for item, temperature in zip(generate("calibration", count, seed), cycle(temperatures), strict=False):
-        without = [
-            prompt(" ".join(s for at, s in enumerate(item.sentences) if at != gone), item.question)
-            for gone in (item.answer_at, item.distractor_at)
-        ]
-        for messages, lacking in (
-            (without[0], True),
-            (without[1], False),
-            (twins.absent(item).messages, True),
-            (twins.answered(item).messages, False),
+        for twin, lacking in (
+            (twins.lacking, True),
+            (twins.sparing, False),
+            (twins.absent, True),
+            (twins.answered, False),
         ):
             route = next(name for name, lacks in CONTRAST.items() if lacks == lacking)
             questions.append(
                 Question(
-                    messages=tuple(messages),
+                    messages=tuple(twin(item).messages),
                     route=route,
                     max_tokens=max_tokens,
                     temperature=temperature,

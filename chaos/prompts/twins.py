@@ -39,6 +39,16 @@ def answered(item: Item) -> Item:
     )
 
 
+def lacking(item: Item) -> Item:
+    """Return the twin whose passage has lost the sentence that answers: the right reply abstains."""
+    return _without(item, item.answer_at, "lacking")
+
+
+def sparing(item: Item) -> Item:
+    """Return the control of `lacking`: the passage has lost a sentence that the question does not need."""
+    return _without(item, item.distractor_at, "sparing")
+
+
 def cited(item: Item) -> Item:
     """Return the twin whose passage has a name, and whose reply begins to cite it.
 
@@ -57,3 +67,16 @@ def _absent(item: Item) -> Absent:
     if item.absent is None:
         raise ValueError(f"item {item.id} ({item.route}) has no twins; take one of the route qa")
     return item.absent
+
+
+def _without(item: Item, gone: int, name: str) -> Item:
+    sentences = tuple(sentence for at, sentence in enumerate(item.sentences) if at != gone)
+    lacks = gone == item.answer_at
+    return msgspec.structs.replace(
+        item,
+        id=f"{item.id}-{name}",
+        check="abstain" if lacks else item.check,
+        messages=prompt(" ".join(sentences), item.question),
+        answers=() if lacks else item.answers,
+        sentences=sentences,
+    )

@@ -66,7 +66,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 CLEAN = Cell(name="clean")
 
 #: Ways to ask another question about the same passage, by name.
-TWINS: dict[str, Twin] = {"absent": twins.absent, "answered": twins.answered, "cited": twins.cited}
+TWINS: dict[str, Twin] = {
+    twin.__name__: twin for twin in (twins.absent, twins.answered, twins.lacking, twins.sparing, twins.cited)
+}
 
 #: Every fault of the card. Magnitudes are fixed here, before anything is measured.
 CASES: tuple[Case, ...] = (

@@ -17,7 +17,7 @@ from alerting.canary.baseline import Judge as CanaryJudge
 from alerting.canary.prompt import Guarded
 from alerting.canary.reading import Reader, Reading
 from alerting.canary.watch import Watch
-from alerting.collector import Collector
+from alerting.collector import CONTRAST, Collector
 from alerting.evaluator import Evaluator
 from alerting.metrics import AlertMetrics
 from alerting.rules import Rules
@@ -48,11 +48,17 @@ class Pages(msgspec.Struct, frozen=True):
     l1: int
 
 
-def baseline_of(answers: Sequence[Answer], rules: Rules, temperature: float) -> Baseline:
-    """Build the baseline that a server would have built from these answers."""
+def baseline_of(
+    answers: Sequence[Answer], contrast: Sequence[tuple[Answer, bool]], rules: Rules, temperature: float
+) -> Baseline:
+    """Build the baseline that `quaver calibrate` would have built from these healthy answers, and from those
+    of the contrast, each with whether it lacks what it needs."""
+    routes = {lacks: route for route, lacks in CONTRAST.items()}
     collector = Collector(rules)
     for i, answer in enumerate(answers):
         tell(collector, answer, f"c{i}", now=i * _GAP_S, temperature=temperature)
+    for i, (answer, lacks) in enumerate(contrast):
+        tell(collector, answer, f"l{i}", now=0.0, temperature=temperature, route=routes[lacks], canary=True)
     return collector.build(model=MODEL, quantization=QUANTIZATION)
 
 

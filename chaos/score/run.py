@@ -26,16 +26,12 @@ from engine.settings import EngineSettings
 
 TEMPERATURE = 0.7
 _SEED = 7_000
-_CONTRAST = (  # calibration prompts with and without the sentence that answers
-    (Cell(name="contrast.truncated", kind="truncation", params={"side": "suffix", "ratio": 0.34}), True),
-    (
-        Cell(
-            name="contrast.control",
-            kind="truncation",
-            params={"side": "suffix", "ratio": 0.34, "spare_question": True},
-        ),
-        False,
-    ),
+#: Calibration prompts with and without what answers them, as `quaver calibrate` asks them too.
+_CONTRAST = (
+    (Cell(name="contrast.lacking", twin="lacking"), True),
+    (Cell(name="contrast.sparing", twin="sparing"), False),
+    (Cell(name="contrast.absent", twin="absent"), True),
+    (Cell(name="contrast.answered", twin="answered"), False),
 )
 
 Progress = Callable[[str, int, int], None]
@@ -121,10 +117,9 @@ class _Run:
         )
         some = generate("calibration", sizes.calibration // 4, seed=12)
         contrast = [
-            (response(answer), lacks)
+            (answer, lacks)
             for cell, lacks in _CONTRAST
             for answer in self._answers(cell.name, some, cell, seed=2)
-            if answer.touched
         ]
         items = generate("test", sizes.n, seed=13)
         answers = {"clean": self._answers("clean", items, CLEAN)}
@@ -139,8 +134,11 @@ class _Run:
             canaries=struck,
             calibration=healthy[1::2],
             clean_replay=replay,
-            frozen=fit([response(answer) for answer in healthy], contrast),
-            baseline=baseline_of(healthy, rules, TEMPERATURE),
+            frozen=fit(
+                [response(answer) for answer in healthy],
+                [(response(answer), lacks) for answer, lacks in contrast],
+            ),
+            baseline=baseline_of(healthy, contrast, rules, TEMPERATURE),
             canary_baseline=_canary_baseline(rounds),
             rules=rules,
             temperature=TEMPERATURE,

@@ -33,6 +33,7 @@ def tell(
     now: float,
     temperature: float,
     interrupted: bool = False,
+    route: str = ROUTE,
     canary: bool = False,
 ) -> None:
     """Tell of one whole answer, from its start to what became of it; all at `now`, unix seconds."""
@@ -42,7 +43,7 @@ def tell(
         ResponseStarted(
             request_id=request_id,
             tenant=_TENANT,
-            route=ROUTE,
+            route=route,
             canary=canary,
             model=MODEL,
             temperature=temperature,
@@ -94,7 +95,7 @@ def tell(
             kind="interrupted" if interrupted else "completed",
             request_id=request_id,
             tenant=_TENANT,
-            route=ROUTE,
+            route=route,
             time=now,
         )
     )
