@@ -89,7 +89,15 @@ def _overhead(found: dict[str, Any]) -> Table:
 
 def _quality(found: dict[str, Any]) -> Table:
     table = Table(title="after a round trip through a tier", title_justify="left")
-    for column in ("stored", "perplexity + %", "at most", "same top-1 %", "tokens"):
+    for column in (
+        "stored",
+        "perplexity + %",
+        "at most",
+        "same top-1 %",
+        "tokens",
+        "host bytes",
+        "disk bytes",
+    ):
         table.add_column(column, justify="left" if column == "stored" else "right")
     for kind in ("without dropping", "with dropping"):
         for window, row in (found.get(kind) or {}).items():
@@ -99,5 +107,6 @@ def _quality(found: dict[str, Any]) -> Table:
                 f"{100 * row['upper95']:+.3f}",
                 f"{100 * row['top1_agreement']:.2f}",
                 str(row["tokens"]),
+                *(f"{row[f'{tier}_bytes_ratio']:.3f}" for tier in ("host", "disk")),
             )
     return table
