@@ -20,6 +20,7 @@ from chaos.toolkit.probes import (
     interruption_rate,
     nothing_fires,
     prometheus,
+    quality,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "note",
     "nothing_fires",
     "prometheus",
+    "quality",
     "start_fault",
     "stop_faults",
 ]

@@ -9,9 +9,19 @@ from chaoslib.exceptions import ActivityFailed
 
 from chaos.client import ChaosClient
 from chaos.prometheus import Prometheus, PrometheusError
-from chaos.toolkit.connection import ask
+from chaos.quality.measure import QualityError
+from chaos.quality.measure import quality as measure
+from chaos.toolkit.connection import ask, key_file, read_key, url_of
 
-__all__ = ["alert_fires", "canary", "faults_in_force", "interruption_rate", "nothing_fires", "prometheus"]
+__all__ = [
+    "alert_fires",
+    "canary",
+    "faults_in_force",
+    "interruption_rate",
+    "nothing_fires",
+    "prometheus",
+    "quality",
+]
 
 _LOOK_S = 0.5
 
@@ -78,3 +88,19 @@ def interruption_rate(seconds: int = 60, configuration: dict[str, Any] | None = 
     series = ask(configuration, lambda client: client.live(seconds))["series"]
     ended = sum(filter(None, series["requests"]))
     return sum(filter(None, series["interrupted"])) / ended if ended else None
+
+
+def quality(
+    probe: str = "facts", n: int = 40, seed: int = 0, configuration: dict[str, Any] | None = None
+) -> float | None:
+    """The share of known questions that are answered as they should be, by one of the quality probes.
+
+    `n` questions are asked with a client's key (`client_key_file`); docs/quality.md names the probes.
+    """
+    key = read_key(key_file(configuration, "client"))
+    try:
+        found = measure(url_of(configuration), key, n, seed, probes=(probe,))  # type: ignore[arg-type]
+    except QualityError as error:
+        raise ActivityFailed(str(error)) from error
+    rate: float | None = found["rates"][probe]["rate"]
+    return rate
