@@ -63,8 +63,11 @@ bool pack_keys(const uint16_t* pages, const int64_t* slots, int tokens, int row,
   float* __restrict const by = divisors.data();
   std::fill(most, most + row, 0);
   for (int i = 0; i < tokens; ++i) {
-    const uint16_t* const from = pages + slots[i] * row;
-    for (int c = 0; c < row; ++c) most[c] = std::max(most[c], size_of(from[c]));
+    const uint16_t* __restrict const from = pages + slots[i] * row;
+    for (int c = 0; c < row; ++c) {  // by value: std::max's references keep the loop from being vectors
+      const uint16_t size = size_of(from[c]), before = most[c];
+      most[c] = size > before ? size : before;
+    }
   }
   for (int c = 0; c < row; ++c) {
     if (!(bf16_to_float(most[c]) <= LARGEST)) return false;
