@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
+
 from engine.fairness import Shares
 from engine.kv.pages import PagePool
 from engine.kv.policy import Recompute
@@ -241,7 +243,8 @@ class Roster:
         mass, sequence.mass = sequence.mass, None
         drop = None if self.tiers is None else self.tiers.drop
         if drop is not None and sequence.chain is not None and not sequence.tainted:
-            judgement = drop.judge(mass)
+            unseen = sequence.prompt_length - len(mass)  # by those that were asked: a last one alone is not
+            judgement = drop.judge(np.pad(mass, (0, unseen)))
             if judgement is not None:
                 self.cache.judge(sequence.chain, judgement)
 

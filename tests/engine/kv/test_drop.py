@@ -146,12 +146,13 @@ def test_what_the_cache_does_not_keep_is_not_scored_and_nothing_is_without_the_s
 
 def test_a_prompt_in_chunks_is_judged_as_one_at_once() -> None:
     kept = []
-    for step_tokens in (200, 30, 9):
+    for step_tokens in (200, 30, 9, 95):  # the last leaves one token alone
         target = engine(step_tokens=step_tokens)
         run(target, submit("a", prompt_of(96), max_tokens=1))
         entries = sorted(target.roster.cache.entries(), key=lambda entry: entry.depth)
         kept.append(np.concatenate([entry.keep for entry in entries if entry.keep is not None]))
     assert (kept[0] == kept[1]).all() and (kept[0] == kept[2]).all()
+    assert kept[3].shape == kept[0].shape
 
 
 def test_presets_of_the_policy() -> None:

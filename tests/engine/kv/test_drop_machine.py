@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 from torch import Tensor
 
 from engine.kv import names
 from engine.kv.prefix import Entry
 from engine.kv.tiers import BLOCK_PAGES, Tier
 from tests.engine.kv.test_drop import POLICY
-from tests.engine.kv.test_prefix import PAGE
+from tests.engine.kv.test_prefix import PAGE, submit
 from tests.engine.kv.test_tiers_machine import TOLERANCE, TiersMachine
 
 Values = tuple[Tensor, Tensor]  # [2, layers, page size, heads, width], and its dead slots [page size]
@@ -28,7 +28,7 @@ class DropMachine(TiersMachine):
             self.packed = {}
         super().start()
         tiers = self.tiers
-        tiers.drop = replace(POLICY, window=6)
+        tiers.drop = POLICY
         store, kept = tiers._store, tiers._kept
 
         def note(last: Entry, tier: Tier | None = None) -> None:
@@ -41,6 +41,21 @@ class DropMachine(TiersMachine):
             store(last, tier)
 
         tiers._store = note  # type: ignore[method-assign]
+
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        """A prompt is computed, goes down, and is asked for again."""
+        prompt = data.draw(st.sampled_from(self.past))
+        for _ in range(2):
+            request = submit(f"q{len(self.sent)}", prompt, max_tokens=3)
+            self.engine.submit(request)
+            self.sent[request.meta.request_id] = request
+            for _ in range(8):
+                self.step()
+            cache = self.engine.roster.cache
+            self.tiers.begin_step(decoding=False)
+            self.tiers._limit_s = 60.0
+            cache.release(cache.take(self.engine.pool.free + cache.idle))
 
     def values(self, pages: list[int]) -> Tensor:
         pool = self.engine.pool
