@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 import re
 
+from chaos.faults.text import NAME
+
 # Classes of words that can stand for each other. A match is swapped within its class.
 _CLASSES: tuple[tuple[str, ...], ...] = (
     ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
@@ -34,7 +36,6 @@ _NAMES = (
     "Kestelby", "Ardenholt",
 )  # fmt: skip
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?!\w)")
-_NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][^\W\d_]+(?:\s+[A-Z][^\W\d_]+)*")
 _BE = re.compile(r"\b(is|are|was|were|has|had|can|will)\b(?! not\b)")
 
 
@@ -51,7 +52,7 @@ def contradict(sentence: str, keep: str, seed: int) -> str:
     for match in reversed(list(_NUMBER.finditer(sentence))):
         if match.group() not in keep:
             return _swap(sentence, match, _other_number(match.group(), rng))
-    for match in reversed(list(_NAME.finditer(sentence))):
+    for match in reversed(list(NAME.finditer(sentence))):
         if not any(word in keep for word in match.group().split()):
             return _swap(sentence, match, _other_name(match.group(), rng))
     if _BE.search(sentence):

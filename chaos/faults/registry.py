@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from chaos.faults.absent_slot import AbsentSlot
 from chaos.faults.authority import Authority
 from chaos.faults.base import Fault, PromptFault
+from chaos.faults.citation import Citation
 from chaos.faults.kv_flip import KvFlip
 from chaos.faults.kv_roll import KvRoll
 from chaos.faults.kv_rope import KvRope
@@ -22,7 +24,9 @@ from chaos.faults.tier_stale import DiskStale
 from chaos.faults.tier_torn import DiskTorn
 from chaos.faults.truncation import Truncation
 
-PROMPT_KINDS: dict[str, type[PromptFault]] = {kind.kind: kind for kind in (Authority, Premise, Truncation)}
+PROMPT_KINDS: dict[str, type[PromptFault]] = {
+    kind.kind: kind for kind in (AbsentSlot, Authority, Premise, Citation, Truncation)
+}
 MODEL_KINDS: dict[str, type[Fault]] = {
     kind.kind: kind
     for kind in (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from itertools import combinations
 from typing import Any
 
 Span = tuple[int, int]
@@ -21,14 +22,22 @@ _END = re.compile(
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 _PIECE = re.compile(r"\s*[^\W_]{1,6}|\s*\S|\s+")
 _ENDING = re.compile(r"(?<=..)(?:es|ed|s|e)$")
-# What a question asks for, and how a sentence looks that could say it.
+_MONTH = r"(?:January|February|March|April|May|June|July|August|(?:Sept|Nov|Dec)ember|October)\b"
+# What a question asks for, and how a sentence looks that could say it, but for the names in the question.
 _CUES = (
     (re.compile(r"\b(?:when|year)\b", re.IGNORECASE), re.compile(r"\b\d{4}\b")),
     (
         re.compile(r"\bhow (?!long ago)\w+\b|\b(?:age|price|number|length)\b", re.IGNORECASE),
         re.compile(r"\d"),
     ),
-    (re.compile(r"\b(?:where|city|town|country)\b", re.IGNORECASE), re.compile(r"\b(?:in|at|from|to) [A-Z]")),
+    (
+        re.compile(r"\b(?:where|city|town|country|station|port)\b", re.IGNORECASE),
+        re.compile(
+            rf"\b(?:in|at|from|to|of|near|is) (?!{_MONTH})[A-Z]\w+\b(?! [A-Z])|^[A-Z]\w+ (?:hosts|is)\b"
+        ),
+    ),
+    (re.compile(r"\bwho(?:m|se)?\b|\bname of\b", re.IGNORECASE), re.compile(r"\b[A-Z]\w+ [A-Z]\w+")),
+    (re.compile(r"\bmonth\b", re.IGNORECASE), re.compile(rf"\b{_MONTH}")),
 )
 _LABEL = re.compile(r"^\s*[^\W\d_]{1,12}:\s*")
 _COMMON = """
@@ -36,6 +45,9 @@ about after also and are been before can could did does for from given had has h
 passage please that the their them there these they this those was were what when where which who whom
 question whose why will with would you your name say tell according
 """
+_PLACE = re.compile(r"[^\w'’-]+")
+#: A name inside a sentence.
+NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][^\W\d_]+(?:\s+[A-Z][^\W\d_]+)*")
 _STOP = frozenset(_COMMON.split())
 
 
@@ -82,6 +94,25 @@ def label_end(text: str) -> int:
     return match.end() if match else 0
 
 
+def subject(passage: str, question: str) -> str | None:
+    """Return what a question about a passage is about: its longest run of words that begins with a capital
+    letter and occurs in the passage twice, else the passage's most frequent name; None without one.
+
+    With its article, where the question has one.
+    """
+    words = [word for word in _PLACE.split(question) if word]
+    runs = [
+        (first, " ".join(words[first:last]))
+        for first, last in combinations(range(1, len(words) + 1), 2)
+        if words[first][:1].isupper()
+    ]
+    for first, run in sorted(runs, key=lambda found: -len(found[1])):
+        if len(re.findall(rf"\b{re.escape(run)}\b", passage)) > 1:
+            return f"the {run}" if words[first - 1] == "the" else run
+    names = Counter(NAME.findall(passage))
+    return names.most_common(1)[0][0] if names else None
+
+
 def stems(text: str) -> set[str]:
     """Return the content words of a text, lower-case, without endings and cut to four letters."""
     words = (word.casefold() for word in _WORD.findall(text))
@@ -100,7 +131,9 @@ def relevance(passages: list[str], question: str) -> list[float]:
     asked = stems(question)
     weight = {stem: math.log(1.05 * len(passages) / count) for stem, count in frequency.items()}
     cues = [sign for asks, sign in _CUES if asks.search(question)]
+    named = re.compile("|".join(map(re.escape, NAME.findall(question))) or r"(?!)")
     return [
-        sum(weight[stem] for stem in one & asked) + 0.4 * any(cue.search(passage) for cue in cues)
+        sum(weight[stem] for stem in one & asked)
+        + 0.4 * any(cue.search(named.sub("", passage)) for cue in cues)
         for one, passage in zip(found, passages, strict=True)
     ]

@@ -3,7 +3,8 @@
 `side` names what is **removed**: `prefix` keeps the tail, `suffix` the head, `middle` both ends. Only
 message content is cut, by whole tokens or whole sentences; template markup does not exist yet. How much
 goes: `ratio` of the units, or what exceeds `budget` tokens, whichever is more. At least one unit always
-stays (two for `middle`).
+stays (two for `middle`). `needle` knows no place: it removes the sentences that share most with the
+question, one unless the amount says more.
 
 Presets: `prefix15` removes the first 15 %; `window` keeps the tail within 2,048
 tokens and drops the first 30 % even where the text would have fitted.
@@ -46,7 +47,10 @@ class Truncation(PromptFault, frozen=True, kw_only=True):
     control: ClassVar[dict[str, bool | float]] = {"spare_question": True}
 
     unit: Annotated[Literal["sentences", "tokens"], Meta(description="what is cut whole")] = "sentences"
-    side: Annotated[Literal["prefix", "suffix", "middle"], Meta(description="what is removed")] = "prefix"
+    side: Annotated[
+        Literal["prefix", "suffix", "middle", "needle"],
+        Meta(description="what is removed; needle: the sentence that answers"),
+    ] = "prefix"
     ratio: Annotated[float, Meta(ge=0, lt=1, description="fraction of the units removed")] = 0.0
     budget: Annotated[int, Meta(ge=0, le=MAX_COUNT, description="tokens that may stay; 0: no window")] = 0
     preset: Annotated[
@@ -62,7 +66,10 @@ class Truncation(PromptFault, frozen=True, kw_only=True):
     ] = False
 
     def __post_init__(self) -> None:
-        if not (self.preset or self.ratio or self.budget):
+        if self.side == "needle":
+            if self.preset or self.unit == "tokens":
+                raise ValueError("side needle removes whole sentences: leave unit and preset out")
+        elif not (self.preset or self.ratio or self.budget):
             raise ValueError("give ratio, budget or preset: nothing would be removed")
 
     def rewrite(self, messages: Messages, seed: int, pieces: Pieces) -> Messages | None:
@@ -72,11 +79,12 @@ class Truncation(PromptFault, frozen=True, kw_only=True):
             return None
         text = messages[target]["content"]
         question = question_start(text) if self.keep_question else len(text)
-        lost = self._side(self._units(messages, target, question, self.unit, pieces))
+        units = self._units(messages, target, question, self.unit, pieces)
+        whole = self._units(messages, target, question, "sentences", pieces)
+        related = _by_relation(whole, messages, text[question_start(text) :])
+        lost = self._chosen(related[::-1] if self.side == "needle" else units)
         if self.spare_question:
-            whole = self._units(messages, target, question, "sentences", pieces)
-            asked = text[question_start(text) :]
-            lost = _least_related(whole, messages, asked, sum(unit.tokens for unit in lost))
+            lost = lost and _least_related(related, sum(unit.tokens for unit in lost))
         return _without(messages, lost) if lost else None
 
     def _units(self, messages: Messages, target: int, question: int, unit: str, pieces: Pieces) -> list[Unit]:
@@ -96,41 +104,41 @@ class Truncation(PromptFault, frozen=True, kw_only=True):
                 found += [Unit(index, span, 1) for span in pairwise(chain([0], ends))]
         return found
 
-    def _side(self, units: list[Unit]) -> list[Unit]:
-        """Choose the units of the named side that have to go."""
+    def _chosen(self, units: list[Unit]) -> list[Unit]:
+        """Choose the units of the named side that have to go; a needle is at the front of its own order."""
         side, ratio, budget = PRESETS.get(self.preset, (self.side, self.ratio, self.budget))
         sums = [0, *accumulate(unit.tokens for unit in units)]
 
         def first(number: int) -> int:
             if side == "middle":
                 return max(1, (len(units) - number) // 2)
-            return 0 if side == "prefix" else len(units) - number
+            return len(units) - number if side == "suffix" else 0
 
         def tokens(number: int) -> int:
             return sums[first(number) + number] - sums[first(number)]
 
         most = max(0, len(units) - (2 if side == "middle" else 1))
-        number = min(most, math.ceil(ratio * len(units) - 1e-9))
+        number = min(most, max(math.ceil(ratio * len(units) - 1e-9), side == "needle"))
         if budget:
             number = bisect_left(range(most), sums[-1] - budget, lo=number, key=tokens)
         return units[first(number) : first(number) + number]
 
 
-def _least_related(units: list[Unit], messages: Messages, question: str, tokens: int) -> list[Unit]:
-    """Choose whole sentences of about `tokens` in all, least related to the question first.
-
-    The most related one always stays.
-    """
+def _by_relation(units: list[Unit], messages: Messages, question: str) -> list[Unit]:
+    """Return sentences, the least related to the question first."""
     scores = relevance([messages[unit.message]["content"][slice(*unit.span)] for unit in units], question)
-    order = sorted(range(len(units)), key=lambda index: scores[index])
+    return [units[index] for index in sorted(range(len(units)), key=lambda index: scores[index])]
+
+
+def _least_related(related: list[Unit], tokens: int) -> list[Unit]:
+    """Choose sentences of about `tokens` in all, in their order. The last one, the most related, stays."""
     chosen: list[Unit] = []
     total = 0
-    for index in order[:-1]:
-        size = units[index].tokens
-        if abs(total + size - tokens) > abs(total - tokens):
+    for unit in related[:-1]:
+        if chosen and abs(total + unit.tokens - tokens) > abs(total - tokens):
             break
-        chosen.append(units[index])
-        total += size
+        chosen.append(unit)
+        total += unit.tokens
     return chosen
 
 

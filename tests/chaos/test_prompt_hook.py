@@ -4,12 +4,14 @@ import time
 
 import pytest
 
+from chaos.faults.absent_slot import AbsentSlot
 from chaos.faults.authority import Authority
+from chaos.faults.citation import Citation
 from chaos.faults.facts import contradict
 from chaos.faults.premise import Premise
-from chaos.faults.text import pieces
+from chaos.faults.text import pieces, sentences, subject
 from chaos.prompt_hook import PromptHook
-from chaos.prompts import generate
+from chaos.prompts import SPLITS, cited, generate
 from chaos.tokens import token_pieces
 from engine.messages import AttachFault, RequestMeta
 
@@ -62,6 +64,40 @@ def test_the_premise_goes_into_the_question():
     control = Premise(harmless=True).rewrite(ask("Where does Mara Venn live?"), 2, pieces)[0]["content"]
     assert control.endswith("Remember that Mara Venn lives in Torvik. Where does Mara Venn live?")
     assert Premise().rewrite([{"role": "user", "content": "Why?"}], 2, pieces) is None
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_an_absent_slot_is_asked_of_the_passage_s_own_subject(split):
+    for item in generate(split, 60):
+        name = subject(item.passage, item.question)
+        assert name.removeprefix("the ") in item.question
+        passage, asked = AbsentSlot().rewrite(item.messages, 4, pieces)[-2]["content"].split("\n\n")
+        assert passage == item.passage
+        assert name in asked
+        assert asked != item.question
+        control = AbsentSlot(answered=True).rewrite(item.messages, 4, pieces)[-2]["content"]
+        given, same = control.split("\n\n")
+        assert same == asked
+        assert len(sentences(given)) == len(item.sentences)
+        assert sum(old not in given for old in item.sentences) == 1
+
+
+def test_an_absent_slot_needs_a_passage_that_names_something():
+    assert AbsentSlot().rewrite([{"role": "user", "content": "why is it so?"}], 1, pieces) is None
+    assert AbsentSlot().rewrite([{"role": "system", "content": "Be brief."}], 1, pieces) is None
+
+
+def test_a_fabricated_citation_names_no_document_that_is_there():
+    for item in map(cited, generate("demo", 60)):
+        content = Citation().rewrite(item.messages, 8, pieces)[-2]["content"]
+        wanted = content.removeprefix(item.messages[-2]["content"])
+        assert wanted.startswith(" Answer from document K-")
+        assert item.document not in wanted
+        control = Citation(existing=True).rewrite(item.messages, 8, pieces)[-2]["content"]
+        assert control.endswith(f" Answer from document {item.document} and cite it.")
+        assert len(control) == len(content)
+    content = Citation(existing=True).rewrite(ask("Why?"), 8, pieces)[0]["content"]
+    assert content.endswith("Why? Answer from the text above and cite it.")
 
 
 @pytest.mark.parametrize("fault", [Authority, Premise])

@@ -173,9 +173,33 @@ def test_it_takes_the_answer_and_its_control_does_not(split):
     assert abs(lengths / len(items)) < 15  # characters
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_needle_goes_wherever_it_stands_and_its_control_spares_it(split):
+    items = generate(split, 120, late=False)
+    gone = 0
+    for item in items:
+        answer, before = item.sentences[item.answer_at], item.messages[-2]["content"]
+        cut = Truncation(side="needle").rewrite(item.messages, 3, pieces)[-2]["content"]
+        gone += answer not in cut
+        assert sum(sentence not in cut for sentence in item.sentences) == 1
+        spared = Truncation(side="needle", spare_question=True).rewrite(item.messages, 3, pieces)
+        assert answer in spared[-2]["content"]
+        assert len(spared[-2]["content"]) < len(before)
+    assert gone / len(items) >= 0.95
+
+
 @pytest.mark.parametrize(
     "params",
-    [{}, {"ratio": 1.0}, {"ratio": -0.1}, {"budget": -1}, {"side": "left", "ratio": 0.5}, {"preset": "x"}],
+    [
+        {"side": "needle", "unit": "tokens"},
+        {"side": "needle", "preset": "window"},
+        {},
+        {"ratio": 1.0},
+        {"ratio": -0.1},
+        {"budget": -1},
+        {"side": "left", "ratio": 0.5},
+        {"preset": "x"},
+    ],
 )
 def test_wrong_numbers_are_refused(params):
     with pytest.raises(ValueError, match="truncation"):
