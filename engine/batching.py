@@ -11,12 +11,18 @@ from engine.scheduler import Chunk, Sequence
 
 
 def batch_of(
-    chunks: list[Chunk], layers: list[int], detailed: list[Sequence], page_size: int, scored: int = 0
+    chunks: list[Chunk],
+    layers: list[int],
+    detailed: list[Sequence],
+    page_size: int,
+    *,
+    scored: int = 0,
+    hidden: bool = False,
 ) -> Batch:
     """Lay `chunks` out as one batch, a span each, in the plan's order.
 
     `detailed` are the emitting sequences that get detail of `layers`. The last `scored` queries of prompts
-    whose pages are kept are asked what they attend to.
+    whose pages are kept are asked what they attend to. `hidden`: whether the rows' hidden states are wanted.
     """
     counts = np.array([chunk.count for chunk in chunks], np.int32)
     starts = np.array([chunk.start for chunk in chunks], np.int32)
@@ -37,6 +43,7 @@ def batch_of(
         starts=starts,
         tables=tables,
         rows=ends[[chunk.emits for chunk in chunks]] - 1,
+        hidden=hidden,
         detail=Detail(
             layers=np.array(layers, np.int32),
             spans=np.array([places[id(s)] for s in detailed], np.int32),

@@ -18,6 +18,7 @@ from engine import sampler
 from engine.batching import batch_of
 from engine.budget import Budget, Grant, Row
 from engine.emitted import Emitted, columns
+from engine.hooked import Hooked, joined
 from engine.hooks import ModelHook
 from engine.kv import names
 from engine.kv.figures import Figures
@@ -66,6 +67,7 @@ class Engine:
         self.model = model
         self.settings = settings
         self.hook = hook
+        self.hooked = Hooked(hook)
         self.max_context = min(settings.max_context, config.max_context)
         self.pool = PagePool(
             layers=config.layers,
@@ -159,10 +161,10 @@ class Engine:
     def step(self) -> StepOutput:
         """Compute one step and report what it emitted and what ended, aborts included."""
         began = time.monotonic()
-        if self.hook is not None and self.hook.on_tiers and self.tiers is not None:
-            self.hook.tiers(self.tiers.host, self.tiers.disk)
-        chunks = self.roster.plan(began)
-        struck = self._strike()
+        self.hooked.begin()
+        self.hooked.tiers(self.tiers)
+        chunks = self.roster.plan(began, self.hooked.hold())
+        self.hooked.strike(self.roster, self.model)
         asked = time.perf_counter()
         grant = self._grant(chunks)
         granted_s = time.perf_counter() - asked
@@ -173,12 +175,14 @@ class Engine:
         for call in calls:
             self._account(call, grant.stride)
         found = columns(calls)
-        touched = self._mark(calls, struck)
+        touched = self._mark(calls)
         for call in calls:
             for sequence in call.sequences:
                 self._end_if_over(sequence)
         self._steps += 1
         moving_s = self._move(waiting=not chunks)
+        if not chunks:
+            self.hooked.wait()
         duration = time.monotonic() - began
         found["detail_s"] = granted_s + found.get("detail_s", 0.0)
         self.budget.settle(grant, duration, found["detail_s"])
@@ -308,12 +312,6 @@ class Engine:
             ]
         )
 
-    def _strike(self) -> dict[str, list[str]]:
-        """Let faults act on KV pages; returns their ids by the id of each request struck."""
-        if self.hook is None or not self.hook.on_pages:
-            return {}
-        return self.hook.pages(self.roster, self.model.config)
-
     def _compute(self, chunks: list[Chunk], grant: Grant) -> Emitted | None:
         """Run one model call over `chunks` and append a token to each sequence that emits.
 
@@ -323,7 +321,14 @@ class Engine:
         wanted = ((i, grant.samples.get(sequence.key)) for i, sequence in enumerate(rows))
         samples = {i: sample for i, sample in wanted if sample is not None}
         scored = self.tiers.drop.window if self.tiers is not None and self.tiers.drop is not None else 0
-        batch = batch_of(chunks, grant.layers, [rows[i] for i in samples], self.pool.page_size, scored)
+        batch = batch_of(
+            chunks,
+            grant.layers,
+            [rows[i] for i in samples],
+            self.pool.page_size,
+            scored=scored,
+            hidden=self.hooked.wants_hidden,
+        )
         self.pool.revive(batch.slots)
         output = self.model.step(batch, self.pool, [i for i, s in enumerate(rows) if self._needs_logits(s)])
         for chunk in chunks:
@@ -332,7 +337,9 @@ class Engine:
             chunks[span].sequence.add_mass(mass)
         if not rows:
             return None
+        output, altered = self.hooked.head(rows, output, self.model)
         tokens, signals, touched = self._choose(rows, output)
+        touched = joined(altered, touched)
         now = time.monotonic()
         for sequence, token in zip(rows, tokens.tolist(), strict=True):
             sequence.tokens.append(token)
@@ -341,9 +348,8 @@ class Engine:
 
     def _needs_logits(self, sequence: Sequence) -> bool:
         """Whether a row's token cannot be told from the head's statistics alone."""
-        hooked = self.hook is not None and self.hook.on_logits
         params = sequence.request.params
-        return hooked or params.temperature > 0 or sampler.changes_logits(params)
+        return self.hooked.wants_logits or params.temperature > 0 or sampler.changes_logits(params)
 
     def _choose(self, rows: list[Sequence], output: Output) -> tuple[Ints, Floats, dict[int, list[str]]]:
         """Return each row's token [R], its TOKEN_SIGNALS [R, 7] and the faults that changed it."""
@@ -352,7 +358,11 @@ class Engine:
         if not kept:
             return tokens, token_signals(output, tokens), {}
         adjusted, touched = self._adjust(kept, output.logits)
-        params, sources = [s.request.params for s in kept], [self._sources[s.key] for s in kept]
+        params, forced = self.hooked.sampling(kept)
+        for sequence, wanted in zip(kept, params, strict=True):
+            if self._sources[sequence.key] is None:  # a fault has made a greedy request draw
+                self._sources[sequence.key] = sampler.generator(wanted, sequence.request.choice)
+        sources = [self._sources[s.key] for s in kept]
         tokens[output.kept] = sampler.sample(adjusted, params, sources, self.model.ops.draw)
         signals = token_signals(output, tokens)
         # Rows that were touched but not changed (noise of σ 0) keep the very same figures.
@@ -365,19 +375,12 @@ class Engine:
             places = [output.kept[i] for i in changed]
             post = self.model.ops.token_statistics(adjusted[changed], torch.from_numpy(tokens[places]).long())
             signals[places, 5:] = post[:, [0, 4]].numpy()
-        return tokens, signals, {output.kept[i]: faults for i, faults in touched.items()}
+        acted = joined(touched, forced)
+        return tokens, signals, {output.kept[i]: faults for i, faults in acted.items()}
 
     def _adjust(self, rows: list[Sequence], logits: Tensor) -> tuple[Tensor, dict[int, list[str]]]:
         """Apply faults, then bias and penalties. `logits` itself is never written to."""
-        adjusted = logits
-        touched: dict[int, list[str]] = {}
-        if self.hook is not None and self.hook.on_logits:
-            adjusted, touched = self.hook.logits(
-                [s.request.meta for s in rows],
-                [s.request.choice for s in rows],
-                [s.emitted for s in rows],
-                logits,
-            )
+        adjusted, touched = self.hooked.logits(rows, logits)
         for i, sequence in enumerate(rows):
             params = sequence.request.params
             if sampler.changes_logits(params):
@@ -401,9 +404,9 @@ class Engine:
                 self._aggregates[call.sequences[i].key].add_heads(total, weight)
             call.detail_s = detail.seconds + time.perf_counter() - began
 
-    def _mark(self, calls: list[Emitted], struck: dict[str, list[str]]) -> dict[str, list[str]]:
+    def _mark(self, calls: list[Emitted]) -> dict[str, list[str]]:
         """Return, for each request, the faults that acted on it for the first time."""
-        acted = [*struck.items()]
+        acted = [*self.hooked.acted.items()]
         for call in calls:
             acted += ((call.sequences[i].key[0], faults) for i, faults in call.touched.items())
         first: dict[str, list[str]] = {}

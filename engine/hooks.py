@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from engine.messages import AttachFault, FinishReason, RequestMeta, StepOutput
+from engine.messages import AttachFault, FinishReason, RequestMeta, SamplingParams, StepOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engine.kv.disk_files import Files
     from engine.kv.host import HostStore
     from engine.models.config import ModelConfig
+    from engine import scheduler
     from engine.roster import Roster
 
 
@@ -58,13 +59,16 @@ class PromptHook(Protocol):
 class ModelHook(Protocol):
     """Faults inside the model process. Costs a look at these flags a step while none is attached.
 
-    `active`: any is in force; `on_tiers`, `on_pages`, `on_logits`: one of those that act there is.
+    `active`: any is in force; `on_…`: one of those that act there is.
     """
 
     active: bool
     on_tiers: bool
+    on_prompts: bool
     on_pages: bool
+    on_head: bool
     on_logits: bool
+    on_sampling: bool
 
     def attach(self, fault: AttachFault) -> None:
         """Take a fault into force; raises ValueError when the kind or its numbers are not valid."""
@@ -93,11 +97,36 @@ class ModelHook(Protocol):
         """
         ...
 
+    def hold(
+        self, running: Sequence[scheduler.Sequence], now: float
+    ) -> tuple[set[tuple[str, int]], dict[str, list[str]]]:
+        """Return the keys of sequences whose prompt is not computed at `now` (`time.monotonic`), and the
+        fault ids by the id of each request that was held.
+
+        Called while a step is planned, and only while `on_prompts`. Others go on meanwhile.
+        """
+        ...
+
     def pages(self, roster: Roster, config: ModelConfig) -> dict[str, list[str]]:
         """Strike pages of sequences that run; return the fault ids by the id of each request struck.
 
         Called before a step, and only while `on_pages`. A sequence is struck only after
         `roster.seclude` of it, and then in its own filled pages alone.
+        """
+        ...
+
+    def head(
+        self,
+        metas: Sequence[RequestMeta],
+        choices: Sequence[int],
+        steps: Sequence[int],
+        hidden: Tensor,
+        head: Callable[[Tensor], Tensor],
+    ) -> tuple[dict[int, Tensor], dict[int, list[str]]]:
+        """Return the logits [vocab] of each row that changes, and the fault ids of each that was touched.
+
+        `hidden` is float32 [rows, hidden], what the LM head `head` ([R, hidden] → [R, vocab]) reads; it must
+        not be written to. What changes here is what the model says: raw signals are of the new logits.
         """
         ...
 
@@ -109,6 +138,12 @@ class ModelHook(Protocol):
         `logits` is float32 [rows, vocab] and must not be written to: rows that change are copied.
         Row i is about to emit token `steps[i]` of its choice.
         """
+        ...
+
+    def sampling(
+        self, metas: Sequence[RequestMeta], choices: Sequence[int], params: Sequence[SamplingParams]
+    ) -> tuple[list[SamplingParams], dict[int, list[str]]]:
+        """Return how each row is sampled and, for each row that was touched, the fault ids."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from engine.kv.prefix import PrefixCache
 from engine.kv.tiers import Loading, Tiers
 from engine.load import StepCost
 from engine.scheduler import Admission, Chunk, Sequence, admissions, chunks_of, shareable, sharing_unit
+
+#: Of those that run at a time, the keys of those whose prompts wait.
+Hold = Callable[[list[Sequence], float], set[tuple[str, int]]]
 
 
 class Roster:
@@ -69,16 +72,20 @@ class Roster:
         sequence.siblings.append(sequence)
         self.waiting.append(sequence)
 
-    def plan(self, now: float) -> list[Chunk]:
-        """Admit whoever is next at time `now`, and return the chunks of the next step."""
+    def plan(self, now: float, hold: Hold | None = None) -> list[Chunk]:
+        """Admit whoever is next at time `now`, and return the chunks of the next step.
+
+        `hold` names those that run and whose prompts are left alone in this step.
+        """
         decodes = sum(sequence.decoding for sequence in self.running)
         served = dict(self.shares.served)
         if self.tiers is not None:
             self.tiers.begin_step(decodes > 0)
         self._admit(now)
         self._load()
+        held = hold(self.running, now) if hold is not None else set()
         chunks = chunks_of(
-            self.running,
+            [sequence for sequence in self.running if sequence.key not in held] if held else self.running,
             step_tokens=self.step_tokens,
             served=served,
             prompt_tokens=self.cost.prompt_within(self.itl_slo_s, decodes) if self.itl_slo_s else None,

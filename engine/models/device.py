@@ -56,7 +56,13 @@ class DeviceModel:
         else:
             self._note(batch, time.perf_counter() - began)
         logits = self._fused.logits(step.hidden[keep]).cpu()
-        return Output(lse, entropy, ids, values, keep, logits, detail)
+        hidden = step.hidden.cpu() if batch.hidden else None
+        return Output(lse, entropy, ids, values, keep, logits, detail, hidden)
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return fp32 logits [R, vocab] of hidden states [R, hidden] as `Output` has them."""
+        return self._fused.logits(hidden.to(self.device)).cpu()
 
     def _replay(self, recorder: Recorder, work: Work, pool: PagePool) -> Step:
         if self._graphs is None:

@@ -107,7 +107,7 @@ class Fused:
         self.ops = ops
         self.top = min(top, model.config.vocab)
         self.apart = apart
-        self.embedding, self.head = model.embedding.to(device), model.head.to(device)
+        self.embedding, self.head = model.embedding.to(device), model.head_weight.to(device)
         self.final_norm = model.final_norm.to(device)
         self.cos, self.sin = model.cos.to(device), model.sin.to(device)
         self.layers = [_moved(layer, device) for layer in model.layers]

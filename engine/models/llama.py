@@ -104,16 +104,24 @@ class Llama:
         self.drops = True
         embedding = weights["model.embed_tokens.weight"].tensor()
         self.embedding = embedding.to(dtype)
-        self.head = embedding if config.tied_embeddings else weights["lm_head.weight"].tensor()
+        self.head_weight = embedding if config.tied_embeddings else weights["lm_head.weight"].tensor()
         self.final_norm = weights["model.norm.weight"].tensor()
         self.layers = [_Layer(config, weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
         length = min(config.max_context, max_context or config.max_context)
         self.cos, self.sin = rotary.tables(config, length)
         self._window = {} if config.sliding_window is None else {"window": config.sliding_window}
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
+        """LM head: normed hidden states [rows, hidden] → fp32 logits [rows, vocab]."""
+        return F.linear(hidden, self.head_weight)
+
+    def logits(self, residual: Tensor) -> Tensor:
         """Final norm and LM head: residual [rows, hidden] → fp32 logits [rows, vocab]."""
-        return F.linear(self.ops.rms_norm(hidden, self.final_norm, self.config.norm_eps), self.head)
+        return self.head(self._normed(residual))
+
+    def _normed(self, residual: Tensor) -> Tensor:
+        normed: Tensor = self.ops.rms_norm(residual, self.final_norm, self.config.norm_eps)
+        return normed
 
     @torch.inference_mode()
     def step(self, batch: Batch, pool: PagePool, keep: list[int]) -> Output:
@@ -143,9 +151,11 @@ class Llama:
                 lens.append(self.ops.entropy(self.logits(x[places])))
                 seconds += time.perf_counter() - began
         detail = _detail(lens, heads, seconds) if lens else None
-        logits = self.logits(x[torch.from_numpy(batch.rows).long()])
+        hidden = self._normed(x[torch.from_numpy(batch.rows).long()])
+        logits = self.head(hidden)
         scores = {span: found.numpy() for span, found in mass.items()}
-        return output_of(logits, self.ops.entropy(logits), keep, detail, scores)
+        kept = hidden if batch.hidden else None
+        return output_of(logits, self.ops.entropy(logits), keep, detail, mass=scores, hidden=kept)
 
     def _unseen(self, pool: PagePool) -> dict[str, Any]:
         """Window and dead slots, only where there are some: a backend without says so, at the first step."""

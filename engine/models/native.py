@@ -114,6 +114,7 @@ class NativeLlama:
         lens = np.empty((len(spans), len(layers)), np.float32)
         heads = np.empty((len(spans), SIGNALS, len(layers), self.config.heads), np.float32)
         mass, places = _mass(batch)
+        hidden = torch.empty((rows, self.config.hidden)) if batch.hidden else None
         asked = library.Batch(
             tokens=len(batch.tokens),
             spans=len(batch.counts),
@@ -145,6 +146,7 @@ class NativeLlama:
             lens_entropy=lens.ctypes.data,
             heads=heads.ctypes.data,
             mass=places.ctypes.data if mass else None,
+            hidden=None if hidden is None else hidden.data_ptr(),
         )
         if self.kernels.quaver_step(self.handle, ctypes.byref(asked), ctypes.byref(answer)):
             raise MemoryError(f"no memory for a step of {len(batch.tokens)} tokens")
@@ -158,7 +160,16 @@ class NativeLlama:
             logits=logits,
             detail=LayerDetail(lens, heads, answer.detail_seconds + seconds) if len(spans) else None,
             mass=mass,
+            hidden=hidden,
         )
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return fp32 logits [R, vocab] of hidden states [R, hidden] as `Output` has them."""
+        states = hidden.float().contiguous()
+        logits = torch.empty((len(states), self.config.vocab))
+        if self.kernels.quaver_head(self.handle, states.data_ptr(), len(states), logits.data_ptr()):
+            raise MemoryError(f"no memory for the LM head of {len(states)} rows")
+        return logits
 
     def _lens_seconds(self, rows: int, lens_rows: int, seconds: float) -> float:
         """What the LM head took beyond what it takes for `rows` rows alone, by its own record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -53,6 +53,7 @@ class Batch:
     rows: Ints  # [R], places whose distribution is wanted
     detail: Detail | None = None
     scored: Ints | None = None  # [S], position of a span's first query whose attention is summed; None: none
+    hidden: bool = False  # whether the rows' hidden states are wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Output:
     logits: Tensor  # fp32 [kept, vocab]
     detail: LayerDetail | None
     mass: dict[int, Floats] = field(default_factory=dict)  # by span
+    hidden: Tensor | None = None  # fp32 [R, hidden], after the final norm, where wanted
 
 
 class Ops(Protocol):
@@ -119,13 +121,19 @@ class Model(Protocol):
         """Compute a batch and write its keys and values; the rows `keep` keep their logits."""
         ...
 
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return fp32 logits [R, vocab] of hidden states [R, hidden] as `Output` has them."""
+        ...
+
 
 def output_of(
     logits: Tensor,
     entropy: Tensor,
     kept: list[int],
     detail: LayerDetail | None,
+    *,
     mass: dict[int, Floats] | None = None,
+    hidden: Tensor | None = None,
 ) -> Output:
     """Return the Output of rows whose logits [R, V] are all at hand."""
     rows, vocab = logits.shape
@@ -135,4 +143,17 @@ def output_of(
     ids[:, : top.indices.shape[1]] = top.indices.numpy()
     values[:, : top.values.shape[1]] = top.values.numpy()
     lse: Any = logits.logsumexp(-1).numpy()
-    return Output(lse, entropy.numpy(), ids, values, kept, logits[kept], detail, mass or {})
+    return Output(lse, entropy.numpy(), ids, values, kept, logits[kept], detail, mass or {}, hidden)
+
+
+def with_rows(output: Output, rows: list[int], logits: Tensor, entropy: Tensor) -> Output:
+    """Return a copy of `output` whose `rows` have the distributions of `logits` [rows, V] instead."""
+    found = output_of(logits, entropy, [], None)
+    lse, spread, values = (a.copy() for a in (output.lse, output.entropy, output.values))
+    ids = output.ids.copy()
+    lse[rows], spread[rows], ids[rows], values[rows] = found.lse, found.entropy, found.ids, found.values
+    kept = output.logits.clone()
+    for place, row in enumerate(output.kept):
+        if row in rows:
+            kept[place] = logits[rows.index(row)]
+    return replace(output, lse=lse, entropy=spread, ids=ids, values=values, logits=kept)

@@ -101,7 +101,7 @@ class Outputs(ctypes.Structure):
     """Where a step's results go."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("rows", "keep", "lens_entropy", "heads", "mass")),
+        *((name, c_void_p) for name in ("rows", "keep", "lens_entropy", "heads", "mass", "hidden")),
         ("head_seconds", c_double),
         ("detail_seconds", c_double),
     ]
@@ -127,6 +127,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.quaver_model_matrix.argtypes = [c_void_p, *[c_int] * 5, c_void_p]
     library.quaver_model_vector.argtypes = [c_void_p, c_int, c_int, c_void_p, c_int]
     library.quaver_step.argtypes = [c_void_p, POINTER(Batch), POINTER(Outputs)]
+    library.quaver_head.argtypes = [c_void_p, c_void_p, c_int, c_void_p]
     library.quaver_draw.argtypes = [c_void_p, c_void_p, c_int, c_int, *[c_void_p] * 5]
     for function in (library.quaver_pack_block, library.quaver_unpack_block):
         function.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int, c_int, c_void_p]

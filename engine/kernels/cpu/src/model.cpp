@@ -130,6 +130,16 @@ int quaver_step(quaver::Model* model, const quaver::Batch* batch, quaver::Output
   }
 }
 
+// 0, or 1 when memory is short.
+int quaver_head(quaver::Model* model, const float* hidden, int rows, float* logits) {
+  try {
+    model->head_logits(hidden, rows, logits);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
 // Tokens [rows] of logits [rows, vocabulary]; temperature 0 takes the largest.
 void quaver_draw(quaver::Model* model, const float* logits, int rows, int vocabulary, const float* temperature, const int32_t* top_k,
                  const float* top_p, const double* points, int32_t* tokens) {

@@ -49,6 +49,7 @@ struct Outputs {
   float* heads;           // [details, 5, layers, heads]
   float* const* mass;     // [spans], null or null entries: not scored. Else [context], overwritten: what the scored queries of
                           // a prompt's span attend to, summed, of the mean over heads and scored layers
+  float* hidden;          // [rows, hidden], after the final norm; null: not wanted
   double head_seconds;    // wall time of the LM head
   double detail_seconds;  // time of the head statistics, a thread's
 };
@@ -85,6 +86,7 @@ class Model {
   void set_matrix(int layer, Part, int first, int count, Kind, const void* rows);
   void set_vector(int layer, Part, const float* values, int count);
   void step(const Batch&, Outputs&);
+  void head_logits(const float* hidden, int rows, float* logits);  // [rows, hidden] after the final norm → [rows, vocabulary]
 
   const Matrix& head() const { return config.tied ? embedding : separate_head; }
 

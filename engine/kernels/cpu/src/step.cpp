@@ -476,6 +476,7 @@ void Step::head(int thread) {
     rms_norm(from, m.final_norm, c.hidden, c.norm_eps, threads[thread].line);
     quantise(threads[thread].line, 0, c.hidden, head_rows, r);
     if (r < b.rows) quantise_rest(threads[thread].line, 0, c.hidden, head_rows, head_rest, r);
+    if (r < b.rows && out.hidden) std::memcpy(out.hidden + size_t(r) * c.hidden, threads[thread].line, size_t(c.hidden) * 4);
   });
   head_pass(team, thread, m.head(), head_rows, head_rest, b.rows, out.keep, statistics.data(), head_scratch);
 }
@@ -486,6 +487,24 @@ void Model::step(const Batch& batch, Outputs& outputs) {
   Step step(*this, batch, outputs);
   team.run([&](int thread) { step.run(thread); });
   step.report(outputs);
+}
+
+void Model::head_logits(const float* hidden, int rows, float* logits) {
+  uint8_t* memory = buffers.get(HEAD_INPUT, 2 * aligned(activation_bytes(rows, config.hidden)));
+  const Activations coarse = activations_in(memory, rows, config.hidden);
+  const Activations rest = activations_in(memory + aligned(activation_bytes(rows, config.hidden)), rows, config.hidden);
+  void* scratch = buffers.get(HEAD_SCRATCH, head_scratch_bytes(head(), rows, rows, team.size()));
+  std::vector<RowStatistics> statistics(rows);
+  std::vector<float*> keep(rows);
+  for (int r = 0; r < rows; ++r) keep[r] = logits + size_t(r) * config.vocab;
+  team.run([&](int thread) {
+    team.loop(rows, [&](int r) {
+      const float* line = hidden + size_t(r) * config.hidden;
+      quantise(line, 0, config.hidden, coarse, r);
+      quantise_rest(line, 0, config.hidden, coarse, rest, r);
+    });
+    head_pass(team, thread, head(), coarse, rest, rows, keep.data(), statistics.data(), scratch);
+  });
 }
 
 }  // namespace quaver
