@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from chaos.faults.base import Fault
+from chaos.faults.head_noise import HeadNoise
+from chaos.faults.hidden_noise import HiddenNoise
 from chaos.faults.kv_pages import PageFault
 from chaos.faults.noise import Noise
 from chaos.faults.registry import MODEL_KINDS
+from chaos.faults.sampler import Sampler
+from chaos.faults.slow_prefill import SlowPrefill
 from chaos.faults.tier_disk import TierFault
+from chaos.head_hook import HeadHook
 from chaos.leases import Lease, Leases
 from chaos.selector import Selector, parse_selector
 from chaos.tier_hook import StoreFaults
-from engine.messages import AttachFault, RequestMeta
+from engine.messages import AttachFault, RequestMeta, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,15 +35,20 @@ if TYPE_CHECKING:
 
 
 class ModelFaults(Leases[Fault]):
-    """Implements `engine.hooks.ModelHook`: faults that act on the KV cache, by tier, and on logits."""
+    """Implements `engine.hooks.ModelHook`: faults at every place of a step."""
 
     on_tiers = False
+    on_prompts = False
     on_pages = False
+    on_head = False
     on_logits = False
+    on_sampling = False
 
     def __init__(self) -> None:
         super().__init__(MODEL_KINDS)
         self._struck: dict[str, dict[tuple[str, int], int]] = {}
+        self._held: dict[str, dict[tuple[str, int], float]] = {}
+        self._heads = HeadHook()
         self._stores = StoreFaults()
         self._files: TierFiles | None = None
 
@@ -61,6 +71,35 @@ class ModelFaults(Leases[Fault]):
         """Strike what the stores of the tiers hold."""
         self._stores.act(self.chain(time.monotonic()), host, disk)
 
+    def hold(
+        self, running: Sequence[scheduler.Sequence], now: float
+    ) -> tuple[set[tuple[str, int]], dict[str, list[str]]]:
+        """Return whose prompt waits at `now`, and the fault ids by the id of each request that was met.
+
+        A prompt is held once by each fault, as long as its tokens say, and never longer than the fault lasts.
+        """
+        held: set[tuple[str, int]] = set()
+        touched: dict[str, list[str]] = {}
+        for lease in self.chain(now):
+            if not isinstance(lease.fault, SlowPrefill):
+                continue
+            known = self._held.get(lease.fault_id, {})
+            until: dict[tuple[str, int], float] = {}
+            for sequence in running:
+                if (
+                    sequence.decoding
+                    or sequence.loading is not None
+                    or not lease.matches(sequence.request.meta)
+                ):
+                    continue
+                wait = lease.fault.delay_ms / 1000 * sequence.pending
+                until[sequence.key] = known.get(sequence.key, now + wait)
+                touched.setdefault(sequence.key[0], []).append(lease.fault_id)
+                if until[sequence.key] > now:
+                    held.add(sequence.key)
+            self._held[lease.fault_id] = until
+        return held, touched
+
     def pages(self, roster: Roster, config: ModelConfig) -> dict[str, list[str]]:
         """Strike pages of sequences that decode; return the fault ids by the id of each request struck.
 
@@ -77,6 +116,18 @@ class ModelFaults(Leases[Fault]):
                 for sequence in _strike(lease, lease.fault, roster, config, done):
                     touched.setdefault(sequence.key[0], []).append(lease.fault_id)
         return touched
+
+    def head(
+        self,
+        metas: Sequence[RequestMeta],
+        choices: Sequence[int],
+        steps: Sequence[int],
+        hidden: Tensor,
+        head: Callable[[Tensor], Tensor],
+    ) -> tuple[dict[int, Tensor], dict[int, list[str]]]:
+        """Return the logits [vocab] of each row that changes, and the fault ids of each that was touched."""
+        leases = self.chain(time.monotonic())
+        return self._heads.apply(leases, metas, choices, steps, hidden=hidden, head=head)
 
     def logits(
         self, metas: Sequence[RequestMeta], choices: Sequence[int], steps: Sequence[int], logits: Tensor
@@ -100,16 +151,36 @@ class ModelFaults(Leases[Fault]):
                 changed.setdefault(row, []).append(lease.fault_id)
         return result, changed
 
+    def sampling(
+        self, metas: Sequence[RequestMeta], choices: Sequence[int], params: Sequence[SamplingParams]
+    ) -> tuple[list[SamplingParams], dict[int, list[str]]]:
+        """Return how each row is sampled and, for each row that was touched, the fault ids."""
+        result = list(params)
+        touched: dict[int, list[str]] = {}
+        for lease in self.chain(time.monotonic()):
+            if not isinstance(lease.fault, Sampler):
+                continue
+            for row, (meta, choice) in enumerate(zip(metas, choices, strict=True)):
+                if lease.matches(meta):
+                    result[row] = lease.fault.forced(result[row], lease.seed, meta.request_id, choice)
+                    touched.setdefault(row, []).append(lease.fault_id)
+        return result, touched
+
     def _changed(self) -> None:
         super()._changed()
         kinds = [type(lease.fault) for lease in self._chain]
         self.on_tiers = any(issubclass(kind, TierFault) for kind in kinds)
         self.on_pages = any(issubclass(kind, PageFault) for kind in kinds)
+        self.on_prompts = SlowPrefill in kinds
+        self.on_head = HiddenNoise in kinds or HeadNoise in kinds
         self.on_logits = Noise in kinds
+        self.on_sampling = Sampler in kinds
         self._struck = {fault_id: self._struck.get(fault_id, {}) for fault_id in self._leases}
         self._stores.let_go(self._leases)
         if self._files is not None:
             self._files.let_go()
+        self._held = {fault_id: self._held.get(fault_id, {}) for fault_id in self._leases}
+        self._heads.keep(self._leases)
 
 
 def _strike(

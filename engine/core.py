@@ -66,7 +66,6 @@ class Engine:
         config = model.config
         self.model = model
         self.settings = settings
-        self.hook = hook
         self.hooked = Hooked(hook)
         self.max_context = min(settings.max_context, config.max_context)
         self.pool = PagePool(
@@ -108,6 +107,11 @@ class Engine:
         self._finished: list[Finish] = []
         self._steps = 0
         self.figures = Figures(self.roster)
+
+    @property
+    def hook(self) -> ModelHook | None:
+        """The faults of this engine."""
+        return self.hooked.hook
 
     @property
     def has_work(self) -> bool:

@@ -21,7 +21,7 @@ _WAIT_S = 0.01  # of a step in which all that could be computed is held
 
 
 class Hooked:
-    """`hook`, asked only where something is in force. `acted` collects the faults of the present step by request."""
+    """`hook`, asked only where something is in force. `acted`: the faults of this step, by request."""
 
     def __init__(self, hook: ModelHook | None) -> None:
         self.hook = hook

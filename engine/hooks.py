@@ -16,11 +16,11 @@ from engine.messages import AttachFault, FinishReason, RequestMeta, SamplingPara
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine import scheduler
     from engine.kv.disk import DiskStore
     from engine.kv.disk_files import Files
     from engine.kv.host import HostStore
     from engine.models.config import ModelConfig
-    from engine import scheduler
     from engine.roster import Roster
 
 

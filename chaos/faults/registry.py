@@ -10,6 +10,9 @@ from chaos.faults.absent_slot import AbsentSlot
 from chaos.faults.authority import Authority
 from chaos.faults.base import Fault, PromptFault
 from chaos.faults.citation import Citation
+from chaos.faults.head_noise import HeadNoise
+from chaos.faults.head_stuck import HeadStuck
+from chaos.faults.hidden_noise import HiddenNoise
 from chaos.faults.kv_flip import KvFlip
 from chaos.faults.kv_roll import KvRoll
 from chaos.faults.kv_rope import KvRope
@@ -22,6 +25,8 @@ from chaos.faults.tier_flip import DiskFlip, HostFlip
 from chaos.faults.tier_staging import DiskStaging
 from chaos.faults.tier_stale import DiskStale
 from chaos.faults.tier_torn import DiskTorn
+from chaos.faults.sampler import Sampler
+from chaos.faults.slow_prefill import SlowPrefill
 from chaos.faults.truncation import Truncation
 
 PROMPT_KINDS: dict[str, type[PromptFault]] = {
@@ -30,7 +35,19 @@ PROMPT_KINDS: dict[str, type[PromptFault]] = {
 MODEL_KINDS: dict[str, type[Fault]] = {
     kind.kind: kind
     for kind in (
-        *(KvFlip, KvShift, KvRoll, KvRope, KvSwap, Noise),
+        *(
+            SlowPrefill,
+            KvFlip,
+            HiddenNoise,
+            KvShift,
+            HeadNoise,
+            KvRoll,
+            KvRope,
+            HeadStuck,
+            KvSwap,
+            Noise,
+            Sampler,
+        ),
         *(DiskSlow, DiskIo, DiskFull, DiskTorn, DiskStale, DiskFlip, HostFlip, DiskStaging),
     )
 }

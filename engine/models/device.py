@@ -57,7 +57,7 @@ class DeviceModel:
             self._note(batch, time.perf_counter() - began)
         logits = self._fused.logits(step.hidden[keep]).cpu()
         hidden = step.hidden.cpu() if batch.hidden else None
-        return Output(lse, entropy, ids, values, keep, logits, detail, hidden)
+        return Output(lse, entropy, ids, values, keep, logits, detail, hidden=hidden)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

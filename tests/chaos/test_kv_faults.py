@@ -361,7 +361,7 @@ class Poison:
     """A hook that leaves nothing but NaN in the pages of one tenant's requests."""
 
     active = on_pages = True
-    on_tiers = on_logits = False
+    on_tiers = on_logits = on_prompts = on_head = on_sampling = False
     files = Files
 
     def pages(self, roster, config):
@@ -379,11 +379,11 @@ def test_nan_reaches_neither_a_shorter_neighbour_nor_the_next_owner(model, deter
     requests = [submit("hit", prompt_of(70, 1), tokens=30), submit("spared", prompt_of(9, 2), tokens=25)]
     clean, _ = run(engine(model, **values), *requests)
     target = engine(model, **values)
-    target.hook = Poison()
+    target.hooked.hook = Poison()
     found, _ = run(target, *requests)
     assert found["spared"] == clean["spared"]
     assert found["hit"] != clean["hit"]
-    target.hook = None
+    target.hooked.hook = None
     assert target.pool.keys.isfinite().all() and target.pool.values.isfinite().all()
     assert run(target, *requests)[0] == clean
 

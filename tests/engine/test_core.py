@@ -388,7 +388,7 @@ class ShiftHook:
     """A real hook of the simplest kind: adds a constant to token 7 of one request's rows."""
 
     active = on_logits = True
-    on_tiers = on_pages = False
+    on_tiers = on_pages = on_prompts = on_head = on_sampling = False
     files = Files
 
     def __init__(self, request_id: str) -> None:
@@ -404,7 +404,7 @@ class ShiftHook:
 def test_a_fault_is_named_once_and_leaves_other_requests_bit_identical() -> None:
     clean = run(engine(deterministic=True), submit("a", [5, 6]), submit("b", [8, 9]))
     target = engine(deterministic=True)
-    target.hook = ShiftHook("a")
+    target.hooked.hook = ShiftHook("a")
     for request in (submit("a", [5, 6]), submit("b", [8, 9])):
         target.submit(request)
     found, touched = Collected(), []

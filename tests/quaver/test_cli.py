@@ -132,7 +132,10 @@ def test_chaos_list_shows_parameters_and_what_is_in_force(monkeypatch: pytest.Mo
     lines = [line.strip() for line in shown.output.splitlines()]
     assert "what: sigma=2.0, from_token=0; whom: share=0.5, route=search" in lines
     assert "-p sigma=2.0: standard deviation, in logits (nats)" in lines
-    assert "-p side=prefix: what is removed; needle: the sentence that answers (middle, needle, prefix, suffix)" in lines
+    assert (
+        "-p side=prefix: what is removed; needle: the sentence that answers (middle, needle, prefix, suffix)"
+        in lines
+    )
 
 
 def test_version_is_a_command_and_an_option() -> None:

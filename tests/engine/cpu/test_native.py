@@ -18,13 +18,14 @@ from engine import kernels
 from engine.core import Engine
 from engine.kernels.cpu import build
 from engine.kernels.cpu.library import open_library
+from engine.kernels.reference import entropy
 from engine.kv.pages import PagePool
 from engine.messages import RequestMeta, SamplingParams, Submit
 from engine.models.config import ModelConfig, weight_shapes
 from engine.models.llama import Llama
 from engine.models.loader import load
 from engine.models.native import NativeLlama
-from engine.models.step import Batch, Detail, Model, Output
+from engine.models.step import Batch, Detail, Model, Output, with_rows
 from engine.models.weights import StoredWeight, stored
 from engine.settings import EngineSettings
 from tests.engine.tiny import TINY
@@ -200,6 +201,28 @@ def test_dead_slots_and_what_is_attended_to_as_the_reference_has_them(
                 lost = np.array(tables[0])[np.array(dead) // PAGE], np.array(dead) % PAGE
                 pool.dead[lost] = True
                 pool.keys[:, *lost] = pool.values[:, *lost] = 50.0
+
+
+@pytest.mark.parametrize("family", ["llama", "untied"])
+def test_the_head_gives_hidden_states_the_step_s_own_logits(native: ctypes.CDLL, family: str) -> None:
+    config = FAMILIES[family]
+    ids = np.random.default_rng(4).integers(0, config.vocab, (3, 20)).astype(np.int32)
+    batch = replace(spans_batch(list(ids), [0] * 3, [[i, i + 3, i + 6] for i in range(3)], None), hidden=True)
+    for model in (
+        native_model(native, config),
+        Llama(config, weights_of(config), torch.float32, kernels.load("reference")),
+    ):
+        found = model.step(batch, pool_of(model, 9 * PAGE), [0, 1, 2])
+        assert found.hidden is not None
+        assert torch.equal(model.head(found.hidden), found.logits)
+        again = with_rows(found, [1], found.logits[[1]], entropy(found.logits[[1]]))
+        np.testing.assert_allclose(again.lse, found.lse, rtol=1e-5)
+        np.testing.assert_allclose(again.entropy, found.entropy, rtol=1e-4)
+        np.testing.assert_array_equal(again.ids, found.ids)
+        assert torch.equal(again.logits, found.logits)
+        other = with_rows(found, [2], found.logits[[0]], entropy(found.logits[[0]]))
+        np.testing.assert_array_equal(other.ids, found.ids[[0, 1, 0]])
+        assert torch.equal(other.logits, found.logits[[0, 1, 0]])
 
 
 def _ends(batch: Batch) -> NDArray[np.int32]:

@@ -39,7 +39,7 @@ from engine.settings import EngineSettings
 class Leases:
     """A model hook that changes nothing and keeps its leases."""
 
-    on_tiers = on_pages = False
+    on_tiers = on_pages = on_prompts = on_head = on_sampling = False
     files = Files
 
     def __init__(self) -> None:
