@@ -14,6 +14,7 @@ from chaos.admission import Admission
 from chaos.canary import Ask, Canary
 from chaos.contract import ModelPort
 from chaos.controller import Controller
+from chaos.detail_hook import DetailHook
 from chaos.faults.base import Pieces
 from chaos.faults.text import pieces
 from chaos.journal import Journal
@@ -24,6 +25,7 @@ from chaos.routes import routes
 from chaos.scribe import Scribe
 from chaos.settings import ChaosSettings
 from chaos.stops import Stops, StopWhen
+from chaos.stream_hook import StreamHook
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
 from telemetry.business import outcome_of
@@ -66,15 +68,18 @@ class Chaos:
         canary = Canary(ask, exact=exact) if ask is not None and settings.chaos_verify else None
         self._admission = Admission(settings, self._stops)
         self.prompt_hook = PromptHook(cut)
+        self.stream_hook = StreamHook()
+        self.detail_hook = DetailHook()
         self.controller = Controller(
             admission=self._admission,
-            fronts={"prompt": self.prompt_hook},
+            fronts={"prompt": self.prompt_hook, "stream": self.stream_hook, "telemetry": self.detail_hook},
             model=model,
             scribe=Scribe(Journal(journal_path)),
             stops=self._stops,
             reverts=Reverts(canary),
         )
-        self.prompt_hook.applied = self.controller.touch
+        for hook in (self.prompt_hook, self.stream_hook, self.detail_hook):
+            hook.applied = self.controller.touch
         self._watchers: list[asyncio.Task[None]] = []
 
     def routes(self) -> list[Route]:

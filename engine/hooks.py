@@ -41,8 +41,16 @@ class AdmissionGate(Protocol):
         ...
 
 
+class Encoding(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt becomes token ids: by another chat template than the model's, with `bos` more
+    beginning-of-text tokens in front."""
+
+    template: str | None = None
+    bos: int = 0
+
+
 class PromptHook(Protocol):
-    """Faults that act on what the user wrote, before the chat template. Front process."""
+    """Faults in prompts. Front process."""
 
     def apply(
         self, meta: RequestMeta, messages: list[dict[str, Any]]
@@ -53,6 +61,40 @@ class PromptHook(Protocol):
         message with role `prompt`. The argument is never mutated. With no match, the same list
         object and an empty list come back. Called on a thread for long messages.
         """
+        ...
+
+    def encoding(self, meta: RequestMeta, *, chat: bool, bos: bool) -> tuple[Encoding, list[str]]:
+        """Return how the prompt is encoded and the ids of the faults that have a say in it.
+
+        `chat`: it goes through a chat template; `bos`: the model has a beginning-of-text token.
+        """
+        ...
+
+
+class StreamHook(Protocol):
+    """Faults in streamed answers. Front process, event loop."""
+
+    active: bool
+
+    async def piece(
+        self, meta: RequestMeta, number: int, data: bytes, gone: Callable[[], bool]
+    ) -> tuple[bytes | None, list[str]]:
+        """Return what is sent as the `number`-th piece of an answer, and the ids of the faults it met.
+
+        None closes the connection instead. It may wait as long as `gone` says no.
+        """
+        ...
+
+
+class DetailHook(Protocol):
+    """Faults that lose token detail before telemetry takes it in. Front process, event loop."""
+
+    active: bool
+
+    def lost(
+        self, metas: Sequence[RequestMeta | None], choices: Sequence[int], steps: Sequence[int]
+    ) -> tuple[set[int], set[int]]:
+        """Return the rows of a step that are lost, and those that lose their layer detail."""
         ...
 
 

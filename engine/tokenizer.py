@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
@@ -101,8 +102,9 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         prefill: str | None = None,
+        template: str | None = None,
     ) -> str:
-        """Return messages rendered through the chat template, for `encode_prompt`.
+        """Return messages rendered through the chat template, or `template`, for `encode_prompt`.
 
         A last message of role `assistant` is left open: generation continues it. `prefill` is the
         start of the answer, put after whatever the assistant has already said there. Spellings of
@@ -118,7 +120,8 @@ class Tokenizer:
             opening = _text_of(guarded.pop()) + (opening or "")
         if opening is not None:
             guarded.append({"role": "assistant", "content": _PREFILL})
-        text = self._render(guarded, add_generation_prompt and opening is None)
+        compiled = self._compiled if template is None else _compile(template)
+        text = self._render(compiled, guarded, add_generation_prompt and opening is None)
         if opening is None:
             return text
         head, found, _ = text.rpartition(_PREFILL)
@@ -160,9 +163,11 @@ class Tokenizer:
             return bytes([int(token[3:5], 16)])
         return token.replace("\u2581", " ").encode()
 
-    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _render(
+        self, compiled: jinja2.Template, messages: list[dict[str, Any]], add_generation_prompt: bool
+    ) -> str:
         try:
-            return self._compiled.render(
+            return compiled.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._spelling(self.bos_id),
@@ -273,6 +278,7 @@ def _byte_alphabet() -> dict[int, str]:
 _TO_LATIN1 = {ord(char): chr(byte) for byte, char in _byte_alphabet().items()}
 
 
+@lru_cache(maxsize=16)
 def _compile(template: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]

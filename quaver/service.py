@@ -81,6 +81,7 @@ class Service:
             alert_names=lambda: [rule["name"] for rule in self.alerting.rules.alerts.model_dump().values()],
         )
         self.alerting.listeners.append(self.chaos.on_alert)
+        self.telemetry.detail_hook = self.chaos.detail_hook
         self.telemetry.add_sink(self.alerting.sink)
         self.telemetry.add_sink(self.alerting.canaries.reader)
         self.client.signals_s = self.telemetry.spent_s
@@ -91,6 +92,7 @@ class Service:
             settings,
             gate=self.alerting.gate,
             prompt_hook=self.chaos.prompt_hook,
+            stream_hook=self.chaos.stream_hook,
             observers=observers,
             record_encoder=self.telemetry.records,
             salts=salts,

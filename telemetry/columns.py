@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -66,10 +66,12 @@ def decode(output: StepOutput, capture: bool) -> Step:
     )
 
 
-def keep(step: Step, rows: Sequence[int]) -> Step:
-    """Return the step with some of its rows only."""
+def keep(step: Step, rows: Sequence[int], without_layers: Set[int] = frozenset()) -> Step:
+    """Return the step with some of its rows only; those of `without_layers` lose their layer detail."""
     place = {row: index for index, row in enumerate(rows)}
-    detail = [index for index, row in enumerate(step.detail_rows) if row in place]
+    detail = [
+        index for index, row in enumerate(step.detail_rows) if row in place and row not in without_layers
+    ]
     return msgspec.structs.replace(
         step,
         request_ids=[step.request_ids[row] for row in rows],

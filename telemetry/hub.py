@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from engine.admission import Levels
-from engine.hooks import ChoiceText, RequestEnded, RequestStarted
+from engine.hooks import ChoiceText, DetailHook, RequestEnded, RequestStarted
 from engine.messages import TOKEN_SIGNALS, Ready, RequestMeta, StepOutput
 from telemetry import columns, otlp, rows
 from telemetry.business import Asked, Business, Feedback, outcome_of
@@ -106,6 +106,7 @@ class Telemetry:
                 self.registry, metric_exporter, resource, settings.otlp_interval_s, self.metrics.drop
             )
         self._sinks = Sinks(lambda sink: self.metrics.sink_errors.labels(sink).inc())
+        self.detail_hook: DetailHook | None = None
         self._waiting: list[StepOutput] = []  # of one joint window
         self._spent_s = 0.0
         self._model, self._quantization = "unknown", "unknown"
@@ -199,12 +200,27 @@ class Telemetry:
                 request = self._open.find(request_id)
                 if request is not None:
                     request.touch(faults)
-        self._take([columns.decode(output, self.settings.capture_content) for output in outputs])
+        self._take([self._left(columns.decode(o, self.settings.capture_content)) for o in outputs])
         for finish in (finish for output in outputs for finish in output.finished):
             self.live.finished(outputs[-1].time, finish)
             choice = self._open.choice(finish.request_id, finish.choice)
             if choice is not None:
                 choice.finish = finish
+
+    def _left(self, step: columns.Step) -> columns.Step:
+        """Return what faults leave of a step's detail; what they drop is counted."""
+        hook = self.detail_hook
+        if hook is None or not hook.active or not step.request_ids:
+            return step
+        found = [self._open.find(request_id) for request_id in step.request_ids]
+        metas = [None if request is None else request.started.meta for request in found]
+        rows, layers = hook.lost(metas, step.choices, step.steps)
+        if rows:
+            self.metrics.drop("tokens", len(rows))
+        if bare := [row for row in step.detail_rows if row in rows or row in layers]:
+            self.metrics.drop("layers", len(bare))
+        kept = [row for row in range(len(metas)) if row not in rows]
+        return columns.keep(step, kept, without_layers=layers)
 
     def on_text(self, event: ChoiceText) -> None:
         """Look for the end of the first sentence."""

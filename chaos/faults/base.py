@@ -10,12 +10,18 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from engine.hooks import Encoding
+
 #: Largest whole number among a fault's parameters.
 MAX_COUNT = 2**31 - 1
 
 Messages = list[dict[str, Any]]
 #: Cuts a text into token-sized pieces whose concatenation is the text again.
 Pieces = Callable[[str], list[str]]
+
+
+#: Where a fault acts: before the model, in its process, on streamed answers, on telemetry.
+Place = Literal["prompt", "model", "stream", "telemetry"]
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,7 +37,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     kind: ClassVar[str]
     title: ClassVar[str]
-    place: ClassVar[Literal["prompt", "model"]]
+    place: ClassVar[Place]
     scope: ClassVar[Literal["request", "process"]] = "request"
     order: ClassVar[int]
     moves: ClassVar[tuple[str, ...]]
@@ -42,11 +48,24 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class PromptFault(Fault, frozen=True, kw_only=True):
     """A fault that rewrites what the user wrote, before the chat template."""
 
-    place: ClassVar[Literal["prompt", "model"]] = "prompt"
+    place: ClassVar[Place] = "prompt"
 
     def rewrite(self, messages: Messages, seed: int, pieces: Pieces) -> Messages | None:
         """Return new messages, or None when there is nothing here to act on.
 
         Never writes to the argument. The result depends on the arguments alone.
+        """
+        raise NotImplementedError
+
+
+class EncodingFault(Fault, frozen=True, kw_only=True):
+    """A fault in how messages become token ids."""
+
+    place: ClassVar[Place] = "prompt"
+
+    def encode(self, encoding: Encoding, *, chat: bool, bos: bool) -> Encoding | None:
+        """Return how the prompt is encoded, None when there is nothing here to act on.
+
+        `chat`: it has a chat template; `bos`: the model has a beginning-of-text token.
         """
         raise NotImplementedError

@@ -6,11 +6,11 @@ The front process reads this module for its parameters only, so torch is importe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from chaos.faults.base import Fault
+from chaos.faults.base import Fault, Place
 from chaos.selector import draw
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class HeadNoise(Fault, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "head_noise"
     title: ClassVar[str] = "Gaussian noise on the weights of the LM head"
-    place: ClassVar[Literal["prompt", "model"]] = "model"
+    place: ClassVar[Place] = "model"
     order: ClassVar[int] = 37
     moves: ClassVar[tuple[str, ...]] = ("surprisal", "confidence", "entropy", "margin")
     control: ClassVar[dict[str, bool | float]] = {"sigma": 0.0}
@@ -53,6 +53,7 @@ class HeadNoise(Fault, frozen=True, kw_only=True):
         logits = head(torch.randn((_PROBES, hidden), generator=generator))
         scale = self.sigma * float((logits.square().mean() / hidden).sqrt())
         found = torch.empty((logits.shape[1], hidden), dtype=torch.bfloat16)
-        for part in found.split(_ROWS):
+        for first in range(0, len(found), _ROWS):
+            part = found[first : first + _ROWS]
             part.copy_(scale * torch.randn(part.shape, generator=generator))
         return found

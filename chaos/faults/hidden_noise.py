@@ -5,11 +5,11 @@ The front process reads this module for its parameters only, so torch is importe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from chaos.faults.base import MAX_COUNT, Fault
+from chaos.faults.base import MAX_COUNT, Fault, Place
 from chaos.selector import draw
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class HiddenNoise(Fault, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "hidden_noise"
     title: ClassVar[str] = "Gaussian noise on the hidden state before the LM head"
-    place: ClassVar[Literal["prompt", "model"]] = "model"
+    place: ClassVar[Place] = "model"
     order: ClassVar[int] = 36
     moves: ClassVar[tuple[str, ...]] = ("surprisal", "confidence", "entropy", "margin")
     control: ClassVar[dict[str, bool | float]] = {"sigma": 0.0}

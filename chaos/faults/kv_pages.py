@@ -5,11 +5,11 @@ The front process reads these modules for their parameters only, so torch is imp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from chaos.faults.base import MAX_COUNT, Fault
+from chaos.faults.base import MAX_COUNT, Fault, Place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ class PageFault(Fault, frozen=True, kw_only=True):
     The caller sees to it that nobody else owns the pages that `strike` is given, and that nobody will.
     """
 
-    place: ClassVar[Literal["prompt", "model"]] = "model"
+    place: ClassVar[Place] = "model"
     moves: ClassVar[tuple[str, ...]] = HEAD_SIGNALS
 
     from_token: Annotated[

@@ -8,8 +8,9 @@ import msgspec
 
 from chaos.faults.absent_slot import AbsentSlot
 from chaos.faults.authority import Authority
-from chaos.faults.base import Fault, PromptFault
+from chaos.faults.base import EncodingFault, Fault, PromptFault
 from chaos.faults.citation import Citation
+from chaos.faults.double_bos import DoubleBos
 from chaos.faults.head_noise import HeadNoise
 from chaos.faults.head_stuck import HeadStuck
 from chaos.faults.hidden_noise import HiddenNoise
@@ -27,10 +28,17 @@ from chaos.faults.tier_stale import DiskStale
 from chaos.faults.tier_torn import DiskTorn
 from chaos.faults.sampler import Sampler
 from chaos.faults.slow_prefill import SlowPrefill
+from chaos.faults.stream_cut import StreamCut
+from chaos.faults.stream_delay import StreamDelay
+from chaos.faults.stream_garble import StreamGarble
+from chaos.faults.stream_stall import StreamStall
+from chaos.faults.streams import StreamFault
+from chaos.faults.telemetry_drop import TelemetryDrop
+from chaos.faults.template import Template
 from chaos.faults.truncation import Truncation
 
-PROMPT_KINDS: dict[str, type[PromptFault]] = {
-    kind.kind: kind for kind in (AbsentSlot, Authority, Premise, Citation, Truncation)
+PROMPT_KINDS: dict[str, type[PromptFault | EncodingFault]] = {
+    kind.kind: kind for kind in (AbsentSlot, Authority, Premise, Citation, Truncation, Template, DoubleBos)
 }
 MODEL_KINDS: dict[str, type[Fault]] = {
     kind.kind: kind
@@ -51,7 +59,11 @@ MODEL_KINDS: dict[str, type[Fault]] = {
         *(DiskSlow, DiskIo, DiskFull, DiskTorn, DiskStale, DiskFlip, HostFlip, DiskStaging),
     )
 }
-KINDS: dict[str, type[Fault]] = {**PROMPT_KINDS, **MODEL_KINDS}
+STREAM_KINDS: dict[str, type[StreamFault]] = {
+    kind.kind: kind for kind in (StreamStall, StreamDelay, StreamGarble, StreamCut)
+}
+TELEMETRY_KINDS: dict[str, type[TelemetryDrop]] = {TelemetryDrop.kind: TelemetryDrop}
+KINDS: dict[str, type[Fault]] = {**PROMPT_KINDS, **MODEL_KINDS, **STREAM_KINDS, **TELEMETRY_KINDS}
 
 
 def parse_fault(kind: str, params: dict[str, Any] | None) -> Fault:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from chaos.faults.base import MAX_COUNT, Fault
+from chaos.faults.base import MAX_COUNT, Fault, Place
 from chaos.selector import draw
 from engine.messages import SamplingParams
 
@@ -21,7 +21,7 @@ class Sampler(Fault, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "sampler"
     title: ClassVar[str] = "Sampler with other settings than the request's"
-    place: ClassVar[Literal["prompt", "model"]] = "model"
+    place: ClassVar[Place] = "model"
     order: ClassVar[int] = 45
     moves: ClassVar[tuple[str, ...]] = ("surprisal", "confidence", "rank", "probe accuracy")
     control: ClassVar[dict[str, bool | float]] = {"own": True}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from chaos.faults.base import Fault
+from chaos.faults.base import Fault, Place
 
 
 class SlowPrefill(Fault, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class SlowPrefill(Fault, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "slow_prefill"
     title: ClassVar[str] = "Prompts that are computed late"
-    place: ClassVar[Literal["prompt", "model"]] = "model"
+    place: ClassVar[Place] = "model"
     order: ClassVar[int] = 32
     moves: ClassVar[tuple[str, ...]] = ("first_token_seconds", "interruption_rate")
     control: ClassVar[dict[str, bool | float]] = {"delay_ms": 0.0}

@@ -16,6 +16,7 @@ from engine.api.jobs import Job
 from engine.api.meta import request_meta
 from engine.api.replies import Reply
 from engine.api.state import ApiState
+from engine.hooks import StreamHook
 from engine.messages import RequestMeta
 from engine.process.client import notify
 
@@ -54,7 +55,7 @@ class GenerationEndpoint:
                 job = await self.prepare(state, body, meta)
                 state.admit(meta, len(job.submits))
                 with Generation(state, job) as generation:
-                    await self._serve(generation, receive, _Writer(send, generation))
+                    await self._serve(generation, receive, _Writer(send, generation, state.stream_hook))
         except DisconnectedError:
             return
         except ApiError as error:
@@ -110,9 +111,11 @@ async def _stream(generation: Generation, reply: Reply, writer: _Writer) -> None
 class _Writer:
     """Writes the response; a client that is gone becomes DisconnectedError. The server ends slow readers."""
 
-    def __init__(self, send: Send, generation: Generation) -> None:
+    def __init__(self, send: Send, generation: Generation, hook: StreamHook | None) -> None:
         self._send_raw = send
         self._generation = generation
+        self._hook = hook
+        self._pieces = 0
         self._id = (b"x-request-id", generation.job.meta.request_id.encode())
         self._started = False
 
@@ -125,7 +128,22 @@ class _Writer:
 
     async def events(self, events: list[dict[str, object]], *, last: bool = False) -> None:
         data = b"".join(b"data: " + _encode(event) + b"\n\n" for event in events)
-        await self._body(data + b"data: [DONE]\n\n" if last else data, more=not last)
+        data = await self._out(data + b"data: [DONE]\n\n" if last else data)
+        await self._body(data, more=not last)
+
+    async def _out(self, data: bytes) -> bytes:
+        """Let faults act on a piece of a stream. A cut looks like a client that is gone."""
+        generation, number = self._generation, self._pieces
+        self._pieces += 1
+        if self._hook is None or not self._hook.active:
+            return data
+        meta = generation.job.meta
+        found, faults = await self._hook.piece(meta, number, data, lambda: generation.broken)
+        generation.touch(faults)
+        if found is None:
+            generation.disconnect()
+            raise DisconnectedError
+        return found
 
     async def fail(self, error: ApiError) -> None:
         """Answer with the error: as a response, or as the last event of a stream."""

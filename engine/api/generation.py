@@ -136,6 +136,15 @@ class Generation:
         self._tell("on_ended", self._ended(error))
 
     @property
+    def broken(self) -> bool:
+        """Whether nobody waits for the answer any more, or it has failed."""
+        return self.disconnected or self._failure is not None
+
+    def touch(self, faults: list[str]) -> None:
+        """Take note of faults that acted on the answer."""
+        self._faults += [fault for fault in faults if fault not in self._faults]
+
+    @property
     def over(self) -> bool:
         """Whether `next` has nothing more to tell."""
         return self._all_ended and self._failure is None
@@ -205,7 +214,7 @@ class Generation:
                         self._absorb(batch)
 
     def _absorb(self, batch: Batch) -> list[Delta]:
-        self._faults += [fault for fault in batch.faults if fault not in self._faults]
+        self.touch(batch.faults)
         texts: dict[int, str] = {}
         for token in batch.tokens:
             choice = self.choices[token.choice]

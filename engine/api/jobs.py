@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.api import schemas
 from engine.api.errors import ApiError
+from engine.hooks import Encoding
 from engine.messages import RequestMeta, SamplingParams, Submit
 from engine.tokenizer import GUARD, ChatTemplateError
 
@@ -58,12 +59,14 @@ async def chat_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job:
     arrived = time.perf_counter()
     request = schemas.parse(body, schemas.ChatRequest)
     messages, faults = await _apply(state, meta, schemas.messages_of(request))
+    encoding, more = _encoding(state, meta, chat=True)
     size = sum(len(message["content"]) + _TEMPLATE_CHARS for message in messages)
     try:
-        rendered = await _compute(size, lambda: state.tokenizer.chat(messages))
+        rendered = await _compute(size, lambda: state.tokenizer.chat(messages, template=encoding.template))
     except ChatTemplateError as error:
         raise ApiError(400, "invalid_value", str(error), param="messages") from None
     ids = await _compute(size, lambda: state.tokenizer.encode_prompt(rendered))
+    ids = _begun(state, encoding) + ids
     wanted = request.max_completion_tokens or request.max_tokens
     default = state.settings.default_max_tokens
     return _job(
@@ -78,7 +81,7 @@ async def chat_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job:
         default=default,
         top_logprobs=request.top_logprobs or 0,
         logprobs=bool(request.logprobs),
-        faults=faults,
+        faults=faults + more,
         prompt=rendered.replace(GUARD, ""),
     )
 
@@ -91,13 +94,14 @@ async def completion_job(state: ApiState, body: bytes, meta: RequestMeta) -> Job
     _check_choices(state, request, len(given))
     prompts: list[list[int]] = []
     echoes: list[str] = []
-    faults: list[str] = []
+    encoding, faults = _encoding(state, meta, chat=False)
     shown: str | None = None
     for prompt in given:
         if isinstance(prompt, str):
             messages, found = await _apply(state, meta, [{"role": "prompt", "content": prompt}])
             text = "".join(message["content"] for message in messages)
             ids = await _compute(len(text), partial(state.tokenizer.encode_prompt, text))
+            ids = _begun(state, encoding) + ids
             faults += [fault for fault in found if fault not in faults]
             echo = prompt
         else:
@@ -136,6 +140,23 @@ async def _apply(
     except Exception:
         log.exception("the prompt hook failed; the prompt is used as it came")
         return messages, []
+
+
+def _encoding(state: ApiState, meta: RequestMeta, *, chat: bool) -> tuple[Encoding, list[str]]:
+    """Ask how a prompt is encoded; a hook that fails has no say."""
+    hook = state.prompt_hook
+    if hook is None:
+        return Encoding(), []
+    try:
+        return hook.encoding(meta, chat=chat, bos=state.tokenizer.bos_id is not None)
+    except Exception:
+        log.exception("the prompt hook failed; the prompt is encoded as usual")
+        return Encoding(), []
+
+
+def _begun(state: ApiState, encoding: Encoding) -> list[int]:
+    bos = state.tokenizer.bos_id
+    return [] if bos is None else [bos] * encoding.bos
 
 
 async def _compute(size: int, work: Callable[[], T]) -> T:

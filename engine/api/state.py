@@ -15,7 +15,7 @@ from engine.api.errors import ApiError
 from engine.api.meta import RouteLabels
 from engine.api.salts import Salts
 from engine.api.settings import ApiSettings
-from engine.hooks import AdmissionGate, Observer, PromptHook, RecordEncoder
+from engine.hooks import AdmissionGate, Observer, PromptHook, RecordEncoder, StreamHook
 from engine.messages import EngineStats, Ready, RequestMeta
 from engine.process.client import EngineClient
 from engine.tokenizer import Tokenizer
@@ -41,6 +41,7 @@ class ApiState:
         *,
         gate: AdmissionGate | None = None,
         prompt_hook: PromptHook | None = None,
+        stream_hook: StreamHook | None = None,
         observers: list[Observer] | None = None,
         record_encoder: RecordEncoder | None = None,
         salts: Salts | None = None,
@@ -50,6 +51,7 @@ class ApiState:
         self.settings = settings
         self.gate = gate
         self.prompt_hook = prompt_hook
+        self.stream_hook = stream_hook
         self.observers = observers if observers is not None else []
         self.record_encoder = record_encoder
         self.salts = salts
