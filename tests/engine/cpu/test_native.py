@@ -207,7 +207,8 @@ def test_dead_slots_and_what_is_attended_to_as_the_reference_has_them(
 def test_the_head_gives_hidden_states_the_step_s_own_logits(native: ctypes.CDLL, family: str) -> None:
     config = FAMILIES[family]
     ids = np.random.default_rng(4).integers(0, config.vocab, (3, 20)).astype(np.int32)
-    batch = replace(spans_batch(list(ids), [0] * 3, [[i, i + 3, i + 6] for i in range(3)], None), hidden=True)
+    batch = spans_batch(list(ids), [0] * 3, [[i, i + 3, i + 6] for i in range(3)], None)
+    batch = replace(batch, rows=_ends(batch), hidden=True)
     for model in (
         native_model(native, config),
         Llama(config, weights_of(config), torch.float32, kernels.load("reference")),
