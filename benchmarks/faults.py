@@ -1,6 +1,6 @@
 """How far each fault and its control take answers from the truth, by family: the table of docs/chaos.md.
 
-    python -m benchmarks.faults [--n 16] [--seed 5]
+    python -m benchmarks.faults [--n 16] [--seed 5] [--case NAME]
 
 The default model in this process, greedy; `n` fresh items of each family of the prompt library. Right is what
 `chaos.probes` calls so, for the question that was asked before the fault.
@@ -98,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, default=16, help="items of each family")
     parser.add_argument("--seed", type=int, default=5, help="which items")
+    parser.add_argument("--case", default="", help="only cases whose name has this in it")
     arguments = parser.parse_args()
     lab = Lab()
     families = [(split, family) for split in _HELD_OUT for family in GROUPS[split]]
@@ -109,6 +110,8 @@ def main() -> None:
     print("| case | all |" + "".join(f" {family} |" for _, family in families))
     print("|---|---|" + "---|" * len(families))
     for name, twin, kind, params in CASES:
+        if arguments.case not in name:
+            continue
         asked = [twin(item) for item in items]
         _print(name, lab.right(asked, kind, params), arguments.n)
         if kind in _WITH_CONTROL:
