@@ -21,11 +21,6 @@ from chaos.faults.kv_shift import KvShift
 from chaos.faults.kv_swap import KvSwap
 from chaos.faults.noise import Noise
 from chaos.faults.premise import Premise
-from chaos.faults.tier_errors import DiskFull, DiskIo, DiskSlow
-from chaos.faults.tier_flip import DiskFlip, HostFlip
-from chaos.faults.tier_staging import DiskStaging
-from chaos.faults.tier_stale import DiskStale
-from chaos.faults.tier_torn import DiskTorn
 from chaos.faults.sampler import Sampler
 from chaos.faults.slow_prefill import SlowPrefill
 from chaos.faults.stream_cut import StreamCut
@@ -35,6 +30,11 @@ from chaos.faults.stream_stall import StreamStall
 from chaos.faults.streams import StreamFault
 from chaos.faults.telemetry_drop import TelemetryDrop
 from chaos.faults.template import Template
+from chaos.faults.tier_errors import DiskFull, DiskIo, DiskSlow
+from chaos.faults.tier_flip import DiskFlip, HostFlip
+from chaos.faults.tier_staging import DiskStaging
+from chaos.faults.tier_stale import DiskStale
+from chaos.faults.tier_torn import DiskTorn
 from chaos.faults.truncation import Truncation
 
 PROMPT_KINDS: dict[str, type[PromptFault | EncodingFault]] = {
