@@ -216,6 +216,7 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     collisions: int
     foreign: int = 0
     refused: int = 0
+    skipped: int = 0  # left without a copy, as none was expected to pay
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):

@@ -321,6 +321,12 @@ TIER_FOREIGN = _tier(
 TIER_REFUSED = _tier(
     "refused", "counter", "Loads and stores that found a full queue, no room or a pause.", "block"
 )
+TIER_SKIPPED = _tier(
+    "skipped",
+    "counter",
+    "Blocks that left the tier above without a copy, as none was expected to pay.",
+    "block",
+)
 QUEUE_DEPTH = Metric(
     "quaver_queue_depth", "gauge", "Choices waiting for a place.", "choice", "StepOutput.stats"
 )

@@ -39,6 +39,7 @@ _COUNTERS = {
     "collisions": names.TIER_COLLISIONS,
     "foreign": names.TIER_FOREIGN,
     "refused": names.TIER_REFUSED,
+    "skipped": names.TIER_SKIPPED,
 }
 _SERVED_AND_SAVED = ("served_tokens", "saved_s", "lost_s")
 _DEVICE = {"hits", "misses", "evictions", "collisions", "saved_s"}  # as `prefix_…` in EngineStats

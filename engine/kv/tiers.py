@@ -25,6 +25,7 @@ from engine.kv.int8 import BlockLayout, pack, unpack
 from engine.kv.pages import PagePool
 from engine.kv.policy import Recompute
 from engine.kv.prefix import Chain, Entry, PrefixCache
+from engine.kv.reuse import Reuse
 from engine.kv.store import Found, Load, Slot, Store, Times
 from engine.kv.tier_policy import Pace, TierPolicy
 from engine.messages import TierStats
@@ -40,6 +41,7 @@ _AHEAD = 0.15  # share of it after which no page is copied ahead
 ASKED = 32  # loads that may be out at once in a tier that takes its time; its queue is longer
 _LOOK_AHEAD = 32  # leaves of the prefix cache, from which pages are copied before their room is wanted
 _LOOK_BACK = 128  # blocks seen on the way from there
+_PROVEN = 0.5  # hits, faded, from which on a page is taken to be wanted again
 _POLL_S = 0.0005
 _SAVE_S = 3.0  # at the end, to bring to disk what would be lost
 
@@ -54,6 +56,7 @@ class Tier:
     pace: Pace = field(default_factory=Pace)
     absent: int = 0  # blocks wanted that it did not have
     late: int = 0  # that were next when the time to wait was over
+    skipped: int = 0  # blocks that left the tier above without a copy, as none was expected to pay
     loaded_bytes: int = 0
     stored_bytes: int = 0
     promoted: int = 0  # blocks that came from the tier below
@@ -100,6 +103,7 @@ class Tier:
             collisions=counters.collisions,
             foreign=counters.foreign,
             refused=counters.refused,
+            skipped=self.skipped,
         )
 
 
@@ -200,6 +204,9 @@ class Tiers:
         self._limit_s = 0.0
         self._taken = False  # a block in this step: one is, whatever the time
         self._short = False
+        self._reuse = Reuse()
+        self.copies = Pace()  # what copying a block takes
+        self._prompt_s = 0.0  # what computing a prompt token takes
         self._save_until = 0.0
         pool = cache.pool
         #: A block's pages, for one of which the sequence has the first pages already.
@@ -229,6 +236,8 @@ class Tiers:
         `prompt_s` is what a prompt token takes to compute. Returns None when there is nothing to load.
         """
         began = time.perf_counter()
+        self._prompt_s = prompt_s
+        self._notice(chain, held // BLOCK_PAGES, limit // BLOCK_PAGES)
         blocks: deque[Wanted] = deque()
         for index in range(held // BLOCK_PAGES, limit // BLOCK_PAGES):
             missing = range(max(index * BLOCK_PAGES, held), (index + 1) * BLOCK_PAGES)
@@ -286,7 +295,7 @@ class Tiers:
         """While the pool is short of free pages, store blocks of idle pages that are to go soon."""
         pool = self.cache.pool
         self._short = self._policy.short(1 - pool.free / pool.pages, self._short)
-        if self._short:
+        if self._short and self._pays(0):
             for entry in islice(self._idle(), _LOOK_BACK):
                 if self.step_s >= _AHEAD * self._limit_s:
                     return
@@ -418,10 +427,28 @@ class Tiers:
         for tier in self.tiers:
             tier.settle(loading.gains.pop(tier.name, 0.0))
 
+    def _notice(self, chain: Chain, first: int, stop: int) -> None:
+        """Take note of the blocks of a prompt that have left."""
+        for index in range(first, stop):
+            if not self._reuse.wanted(chain.names[(index + 1) * BLOCK_PAGES - 1]):
+                return
+
     def _leaving(self, entry: Entry) -> None:
-        """Store a block before the first of its pages, which is its last, is given up."""
-        if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1 and self.step_s < self._limit_s:
-            self._store(entry)
+        """Store a block before the first of its pages, which is its last, is given up, if that pays.
+
+        What was read again while it was here is likely to be so later: it is stored in any case.
+        """
+        if entry.depth % BLOCK_PAGES == BLOCK_PAGES - 1:
+            self._reuse.leaves(entry.name)
+            if not (entry.use.hits >= _PROVEN or self._pays(entry.depth)):
+                self.tiers[0].skipped += not entry.copied
+            elif self.step_s < self._limit_s:
+                self._store(entry)
+
+    def _pays(self, depth: int) -> bool:
+        """Whether copying a block with so many pages before its last is expected to save time."""
+        compute_s = self._prompt_s * BLOCK_PAGES * self._recompute.tokens(depth)
+        return self._reuse.pays(self.copies.seconds, compute_s)
 
     def _idle(self) -> Iterator[Entry]:
         """Blocks of idle pages, by their last: from the next leaves to go back to the roots."""
@@ -451,6 +478,7 @@ class Tiers:
             slot.complete(packed)
             if packed:
                 self._count(tier, size)
+                self.copies.learn(time.perf_counter() - began)
         self.step_s += time.perf_counter() - began
 
     def _kept(self, block: list[Entry]) -> NDArray[np.bool_]:
