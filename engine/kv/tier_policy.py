@@ -17,12 +17,14 @@ class TierPolicy:
     (`engine.kv.drop.entropy_of`), where that is known; above 1 it does not matter.
     `full`, `relaxed`: shares of the page pool; above the first the pool is short of free pages, and it
     is so until it is below the second: its idle pages are copied before their room is wanted.
+    `copy_all`: what leaves the pool is copied even where no copy is expected to pay (`engine.kv.reuse`).
     """
 
     disk_age_s: float = 0.5
     disk_entropy: float = 2.0
     full: float = 0.85
     relaxed: float = 0.80
+    copy_all: bool = False
 
     def to_disk(self, age_s: float, entropy: float | None = None) -> bool:
         """Whether a block last wanted `age_s` ago goes to disk; by age alone without an `entropy`."""

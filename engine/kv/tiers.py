@@ -205,7 +205,7 @@ class Tiers:
         self._taken = False  # a block in this step: one is, whatever the time
         self._short = False
         self._reuse = Reuse()
-        self.copies = Pace()  # what copying a block takes
+        self._copies = Pace()  # what copying a block takes
         self._prompt_s = 0.0  # what computing a prompt token takes
         self._save_until = 0.0
         pool = cache.pool
@@ -448,7 +448,7 @@ class Tiers:
     def _pays(self, depth: int) -> bool:
         """Whether copying a block with so many pages before its last is expected to save time."""
         compute_s = self._prompt_s * BLOCK_PAGES * self._recompute.tokens(depth)
-        return self._reuse.pays(self.copies.seconds, compute_s)
+        return self._policy.copy_all or self._reuse.pays(self._copies.seconds, compute_s)
 
     def _idle(self) -> Iterator[Entry]:
         """Blocks of idle pages, by their last: from the next leaves to go back to the roots."""
@@ -478,7 +478,7 @@ class Tiers:
             slot.complete(packed)
             if packed:
                 self._count(tier, size)
-                self.copies.learn(time.perf_counter() - began)
+                self._copies.learn(time.perf_counter() - began)
         self.step_s += time.perf_counter() - began
 
     def _kept(self, block: list[Entry]) -> NDArray[np.bool_]:

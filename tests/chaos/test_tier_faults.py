@@ -67,7 +67,7 @@ class Bench:
         self.engine = Engine(MODEL, settings, self.hook, b"weights")
         assert self.engine.tiers is not None
         self.tiers = self.engine.tiers
-        self.tiers._policy = TierPolicy(disk_age_s=0.0)
+        self.tiers._policy = TierPolicy(disk_age_s=0.0, copy_all=True)
         self.disk._writer._first_pause_s = self.disk._writer._pause_s = 0.01
         self.loaded = Loaded(self.engine, self.tiers)
         self.count = 0

@@ -25,7 +25,7 @@ def engine(**changes: object) -> Engine:
     target = Engine(MODEL, EngineSettings(**(values | changes)))
     if target.tiers is not None and target.tiers.drop is not None:
         target.tiers.drop = POLICY
-        target.tiers._policy = TierPolicy(disk_age_s=0.0)
+        target.tiers._policy = TierPolicy(disk_age_s=0.0, copy_all=True)
     return target
 
 

@@ -19,7 +19,7 @@ from engine.kv.pages import PagePool
 from engine.kv.policy import Cost, Lru, Policy, Recompute, Use
 from engine.kv.prefix import Chain, PrefixCache
 from engine.messages import Finish, RequestMeta, SamplingParams, StepOutput, Submit
-from engine.roster import Roster
+from engine.roster import Hold, Roster
 from engine.scheduler import Chunk, Sequence
 from engine.settings import EngineSettings
 from tests.engine.tiny import TINY, random_model
@@ -280,8 +280,8 @@ class Handed:
         """From now on see that prompts are cut where they are cut without a cache."""
         plan, size = target.roster.plan, target.settings.step_tokens
 
-        def seen(now: float) -> list[Chunk]:
-            chunks = plan(now)
+        def seen(now: float, hold: Hold | None = None) -> list[Chunk]:
+            chunks = plan(now, hold)
             for chunk in chunks:
                 left = chunk.sequence.prompt_length - chunk.start
                 if left > 0:

@@ -33,7 +33,7 @@ def engine(**changes: object) -> Engine:
     }
     target = Engine(MODEL, EngineSettings(**(values | changes)), source=b"weights")
     if target.tiers is not None:
-        target.tiers._policy = TierPolicy(disk_age_s=0.0)
+        target.tiers._policy = TierPolicy(disk_age_s=0.0, copy_all=True)
     return target
 
 

@@ -86,7 +86,7 @@ def tiers_of(
         LAYOUT,
         recompute=Recompute(PAGE),
         deadline_s=deadline_s,
-        policy=TierPolicy(disk_age_s=0.0),
+        policy=TierPolicy(disk_age_s=0.0, copy_all=True),
     )
     target.tiers = target.roster.tiers = tiers
     return tiers
