@@ -5,6 +5,9 @@ Nothing here imports torch or numpy: the examination is over at once.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import fcntl
 import importlib.metadata
 import importlib.util
 import os
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from dashboards.settings import DashboardSettings
 from engine.kernels.cpu import build
 from engine.models import store
 from engine.settings import cores
@@ -27,6 +31,15 @@ Status = Literal["ok", "warning", "failed"]
 
 _EXTRAS = {"dashboard": "streamlit", "load": "locust", "chaos": "chaoslib"}
 _GIB = 1 << 30
+_MIB = 1 << 20
+#: Variables that are read elsewhere than in the settings: by the commands, Chaos Toolkit, Locust, our tests.
+_OTHER_VARIABLES = {
+    "QUAVER_DEBUG",
+    "QUAVER_KEY",
+    "QUAVER_TEST_CHROMIUM",
+    *(f"QUAVER_{role}_KEY{file}" for role in ("CLIENT", "VIEWER", "OPERATOR") for file in ("", "_FILE")),
+}
+_OTHER_PREFIX = "QUAVER_LOAD_"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -156,6 +169,72 @@ def _disk(settings: Settings) -> Iterator[Finding]:
             yield Finding("ok", subject, text)
 
 
+def _kv_disk(settings: Settings) -> Iterator[Finding]:
+    """The folder of the disk tier: what would keep `engine.kv.disk_files.claim` from it, and its room."""
+    if settings.kv_disk_dir is None:
+        return
+    folder = settings.kv_disk_dir.expanduser()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    usage = shutil.disk_usage(existing)
+    kept = 0
+    for file in folder.glob("*.kv") if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # the server deletes files at any time
+            kept += file.stat().st_size
+    wrong, mend = "", "name another folder in QUAVER_KV_DISK_DIR"
+    if not existing.is_dir():
+        wrong = f"{existing} is not a folder"
+    elif usage.total == 0 or not os.access(existing, os.W_OK | os.X_OK):
+        wrong = f"{existing} cannot be written"
+    elif existing == folder and stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        wrong, mend = f"others may look into {folder}", f"chmod 700 {folder}"
+    elif _is_locked(folder / ".lock"):
+        wrong = f"{folder} is in use by a server"
+        mend = "fine where that is this one; else " + mend
+    elif usage.free + kept < settings.kv_disk_mb * _MIB:
+        wrong = f"{folder}: {usage.free // _MIB} MiB free, QUAVER_KV_DISK_MB is {settings.kv_disk_mb}"
+        mend = "free some space, or set QUAVER_KV_DISK_MB lower"
+    if wrong:
+        yield Finding("warning", "kv disk", f"{wrong}; without it prompts are computed again", mend)
+    else:
+        yield Finding("ok", "kv disk", f"{folder}: {usage.free / _GIB:.1f} GiB free")
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _pool(settings: Settings) -> Iterator[Finding]:
+    if settings.kv_tokens < settings.max_context:
+        yield Finding(
+            "warning",
+            "kv pool",
+            f"no request longer than the pool's {settings.kv_tokens} tokens can run, though "
+            f"QUAVER_MAX_CONTEXT is {settings.max_context}",
+            f"set QUAVER_KV_TOKENS to {settings.max_context} or more, or QUAVER_MAX_CONTEXT lower",
+        )
+
+
+def _variables(_settings: Settings) -> Iterator[Finding]:
+    """Variables that look like ours and that nobody reads."""
+    fields = (*Settings.model_fields, *DashboardSettings.model_fields)
+    known = {f"QUAVER_{name.upper()}" for name in fields} | _OTHER_VARIABLES
+    for name in sorted(os.environ):
+        own = name.upper()  # settings do not mind the case
+        if own.startswith("QUAVER_") and own not in known and not own.startswith(_OTHER_PREFIX):
+            close = difflib.get_close_matches(own, known, n=1, cutoff=0.8)
+            mend = f"did you mean {close[0]}? " if close else ""
+            yield Finding(
+                "warning", "variables", f"nobody reads {name}", f"{mend}the README has the list of settings"
+            )
+
+
 def _port(settings: Settings) -> Iterator[Finding]:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -222,6 +301,9 @@ _CHECKS: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
     _cpu,
     _kernels,
     _disk,
+    _kv_disk,
+    _pool,
+    _variables,
     _port,
     _keys,
     _extras,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from engine.kv.disk_files import claim
 from quaver.cli import app
 from quaver.doctor import Finding, examine
 from quaver.settings import Settings
@@ -57,6 +59,42 @@ def test_a_port_in_use_and_an_absent_alertmanager_are_warnings(tmp_path: Path) -
     assert found["port"].status == "warning"
     assert found["alertmanager"].status == "warning"
     assert found["alertmanager"].mend
+
+
+def test_a_folder_of_the_disk_tier_that_cannot_serve_is_told(tmp_path: Path) -> None:
+    def told(folder: Path, **more: Any) -> Finding:
+        return by_subject(Settings(state_dir=tmp_path, kv_disk_dir=folder, **more))["kv disk"]
+
+    file = tmp_path / "file"
+    file.touch()
+    assert "is not a folder" in told(file).text
+    assert "cannot be written" in told(Path("/proc/nope")).text
+    assert told(tmp_path / "new" / "folder", kv_disk_mb=1).status == "ok"
+    assert not (tmp_path / "new").exists()
+    assert "QUAVER_KV_DISK_MB" in told(tmp_path / "new", kv_disk_mb=1 << 40).mend
+    folder = tmp_path / "kv"
+    lock = claim(folder)
+    taken = told(folder, kv_disk_mb=1)
+    os.close(lock)
+    assert (taken.status, "in use by a server" in taken.text) == ("warning", True)
+    assert told(folder, kv_disk_mb=1).status == "ok"
+    folder.chmod(0o755)
+    assert told(folder, kv_disk_mb=1).mend == f"chmod 700 {folder}"
+
+
+def test_a_pool_smaller_than_the_context_is_told(tmp_path: Path) -> None:
+    assert "512 tokens" in by_subject(Settings(state_dir=tmp_path, kv_tokens=512))["kv pool"].text
+    assert "kv pool" not in by_subject(Settings(state_dir=tmp_path, kv_tokens=512, max_context=512))
+
+
+def test_variables_that_nobody_reads_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUAVER_KV_HOST_MB", "QUAVER_URL", "QUAVER_VIEWER_KEY", "QUAVER_LOAD_RATE"):
+        monkeypatch.setenv(name, "1")
+    assert "variables" not in by_subject(Settings(state_dir=tmp_path))
+    monkeypatch.setenv("QUAVER_KV_DISC_DIR", "/tmp")
+    finding = by_subject(Settings(state_dir=tmp_path))["variables"]
+    assert finding.status == "warning"
+    assert "QUAVER_KV_DISK_DIR" in finding.mend
 
 
 @pytest.mark.parametrize(
