@@ -12,6 +12,10 @@ import typer
 app = typer.Typer(help="Read the recorded requests, tokens and layers.", no_args_is_help=True)
 
 _TIMES = {"time", "started", "ended"}  # columns of unix seconds
+_LATEST = (
+    "SELECT ended, request_id, route, outcome, completion_tokens AS tokens, faults, alerts "
+    "FROM requests WHERE {} ORDER BY ended DESC LIMIT 20"
+)
 
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="The records' folder; default: QUAVER_RECORDS_DIR.")
@@ -21,15 +25,24 @@ Folder = Annotated[
 @app.command()
 def query(
     sql: Annotated[
-        str, typer.Argument(help="DuckDB SQL over the views `requests`, `tokens` and `layers`.")
-    ] = "SELECT ended, request_id, route, outcome, completion_tokens AS tokens, faults, alerts "
-    "FROM requests ORDER BY ended DESC LIMIT 20",
+        str | None, typer.Argument(help="DuckDB SQL over the views `requests`, `tokens` and `layers`.")
+    ] = None,
     folder: Folder = None,
+    canaries: Annotated[
+        bool, typer.Option("--canaries", help="Without SQL: list the canaries instead of users' requests.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
 ) -> None:
-    """Run one SQL query over the records; without one, list the latest requests."""
+    """Run one SQL query over the records; without one, list the latest requests of users.
+
+    In a query of your own `WHERE NOT canary` leaves out what the server asked itself.
+    """
     from telemetry.query import select
 
+    if sql is None:
+        sql = _LATEST.format("canary" if canaries else "NOT canary")
+    elif canaries:
+        raise typer.BadParameter("goes without SQL; yours can say WHERE canary", param_hint="--canaries")
     rows = select(_folder(folder), sql)
     if as_json:
         for row in rows:

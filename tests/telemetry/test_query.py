@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from quaver.cli.records import app as records
 from telemetry import query, segments
 from telemetry.hub import Telemetry
 from telemetry.record import LAYERS
@@ -34,6 +37,20 @@ def test_requests_come_newest_first(folder: Path) -> None:
     assert [row["request_id"] for row in query.requests(folder, route="qa")] == ["r3", "r1"]
     assert [row["request_id"] for row in query.requests(folder, since=START + 3)] == ["r4", "r3"]
     assert len(query.requests(folder, limit=-5)) == 1
+
+
+def test_the_command_lists_canaries_apart(folder: Path, telemetry: Telemetry, events: Events) -> None:
+    events.run(telemetry, "asked-by-the-server", meta={"canary": True})
+    telemetry.writer.flush()
+
+    def listed(*options: str) -> list[str]:
+        shown = CliRunner().invoke(records, ["query", "--dir", str(folder), "--json", *options])
+        assert shown.exit_code == 0
+        return [json.loads(line)["request_id"] for line in shown.stdout.splitlines()]
+
+    assert listed() == ["r4", "r3", "r2", "r1", "r0"]
+    assert listed("--canaries") == ["asked-by-the-server"]
+    assert len(listed("SELECT request_id FROM requests")) == 6
 
 
 def test_times_are_unix_seconds(folder: Path) -> None:
