@@ -23,6 +23,7 @@ HOW = (
     "too. Both need `QUAVER_PREFIX_CACHE` and are off with `QUAVER_DETERMINISTIC`."
 )
 POLICY = {
+    "preset": ("Preset (QUAVER_KV_POLICY)", "{}"),
     "disk_age_s": ("To disk if unwanted for", "{:g} s"),
     "disk_entropy": ("and attention entropy below", "{:g}"),
     "full": ("Pages copied ahead above", "{:.0%} of the pool"),

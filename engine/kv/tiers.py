@@ -27,7 +27,7 @@ from engine.kv.policy import Recompute
 from engine.kv.prefix import Chain, Entry, PrefixCache
 from engine.kv.reuse import Reuse
 from engine.kv.store import Found, Load, Slot, Store, Times
-from engine.kv.tier_policy import Pace, TierPolicy
+from engine.kv.tier_policy import PRESETS, Pace, TierPolicy
 from engine.messages import TierStats
 
 if TYPE_CHECKING:
@@ -307,14 +307,19 @@ class Tiers:
         return [tier.stats(self.layout.tokens) for tier in self.tiers]
 
     def policy(self) -> dict[str, float | int | str | bool]:
-        """What moves blocks, by the names of its figures."""
+        """What moves blocks: the preset's name, and its figures by their names."""
         told: dict[str, float | int | str | bool] = asdict(self._policy)
-        return told | {
-            "drop": self.drop.most if self.drop is not None else 0.0,
-            "deadline_s": self._deadline_s,
-            "step_beside_decodes_s": _BESIDE_DECODES_S,
-            "step_alone_s": _ALONE_S,
-        }
+        preset = next((name for name, policy in PRESETS.items() if policy == self._policy), "own")
+        return (
+            {"preset": preset}
+            | told
+            | {
+                "drop": self.drop.most if self.drop is not None else 0.0,
+                "deadline_s": self._deadline_s,
+                "step_beside_decodes_s": _BESIDE_DECODES_S,
+                "step_alone_s": _ALONE_S,
+            }
+        )
 
     def close(self) -> None:
         """End all loads, bring to disk what fits into a few seconds, and close the stores."""

@@ -283,6 +283,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_in_the_log(
     first, second = (engine(kv_disk_dir=tmp_path / "kv") for _ in range(2))
     assert "in use by another server" in caplog.text
     assert [tier.name for tier in second.tiers.tiers] == ["host"]
+    assert second.tiers.policy()["preset"] == "age"
     first.close()
 
 
