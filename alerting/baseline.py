@@ -111,6 +111,13 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+def fewest(rules: Rules) -> int:
+    """Return how many healthy responses a route needs in a band of temperatures for limits of its own."""
+    return 2 * max(
+        (p.min_samples for p in rules.presets.values() if isinstance(p, QuantilePreset)), default=10
+    )
+
+
 def build(
     samples: Iterable[Sample],
     rules: Rules,
@@ -122,7 +129,7 @@ def build(
 ) -> Baseline:
     """Build a baseline from healthy responses in order of arrival; `contrast` as `scores.fit` takes it.
 
-    A route and band with fewer than 2 × `min_samples` responses gets no stratum of its own; raises
+    A route and band with less than the `fewest` responses gets no stratum of its own; raises
     BaselineError when nothing, not even all routes together, has enough.
     """
     groups: dict[tuple[str, str], list[Sample]] = {}
@@ -130,9 +137,7 @@ def build(
     for sample in samples:
         groups.setdefault((sample.route, sample.band), []).append(sample)
         groups.setdefault((POOLED, sample.band), []).append(sample)
-    need = 2 * max(
-        (p.min_samples for p in rules.presets.values() if isinstance(p, QuantilePreset)), default=10
-    )
+    need = fewest(rules)
     strata = [
         _stratum(route, band, group, rules)
         for (route, band), group in sorted(groups.items())
@@ -140,7 +145,9 @@ def build(
     ]
     if not strata:
         most = max((len(group) for group in groups.values()), default=0)
-        raise BaselineError(f"{most} healthy responses are too few: collect at least {need}")
+        raise BaselineError(
+            f"{most} healthy responses are too few: collect at least {need} in a band of temperatures"
+        )
     counts = dict(interruptions or {})
     counts[POOLED] = Count(sum(c.events for c in counts.values()), sum(c.trials for c in counts.values()))
     return Baseline(
@@ -202,7 +209,8 @@ def load(path: Path) -> Baseline:
     try:
         baseline = decode(path.read_bytes(), Baseline)
     except OSError as error:
-        raise BaselineError(f"cannot read the baseline {path}: {error.strerror}") from error
+        mend = "; `quaver calibrate` makes one" if isinstance(error, FileNotFoundError) else ""
+        raise BaselineError(f"cannot read the baseline {path}: {error.strerror}{mend}") from error
     except ValueError as error:
         raise BaselineError(f"{path} is not a baseline ({error}); run `quaver calibrate`") from error
     if baseline.version != FORMAT_VERSION:

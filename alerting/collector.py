@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 import numpy as np
@@ -40,7 +41,8 @@ class Collector:
     """A SignalSink that keeps one sample per healthy, complete response. Canaries stay out.
 
     Canaries on the routes of `CONTRAST` are answers with and without what their question needs: the fit of
-    the heads learns to tell them apart.
+    the heads learns to tell them apart. `heard` is when the last response began or ended, as
+    `time.monotonic` tells.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -52,11 +54,13 @@ class Collector:
         self.samples: list[Sample] = []
         self.contrast: list[tuple[Response, bool]] = []
         self.model = ""
+        self.heard = time.monotonic()
 
     def on_started(self, event: ResponseStarted) -> None:
         """Open a response."""
         if event.canary and event.route not in CONTRAST:
             return
+        self.heard = time.monotonic()
         entry = _Open(event)
         for preset in self._raw.values():
             entry.tracker.watch_run(preset.confidence)
@@ -98,6 +102,8 @@ class Collector:
     def on_ended(self, event: ResponseEnded) -> None:
         """Keep the response if it is complete."""
         entry = self._open.pop(event.request_id, None)
+        if entry is not None:
+            self.heard = time.monotonic()
         if entry is None or not complete(event) or len(self.samples) >= MAX_SAMPLES:
             return
         tracker = entry.tracker

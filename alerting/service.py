@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from alerting import baseline as baselines
 from alerting.alerts import Alert, AlertBook, rfc3339
 from alerting.baseline import Baseline, BaselineError
 from alerting.breaker import Breaker
-from alerting.canary.service import Canaries
+from alerting.canary.service import BUSY, Canaries
 from alerting.collector import Collector
 from alerting.evaluator import Evaluator
 from alerting.metrics import AlertMetrics
@@ -36,6 +37,7 @@ from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, Response
 
 _LOG = logging.getLogger("quaver.alerting")
 _MAX_BODY = 4096
+_ABANDONED_S = 60.0  # a calibration that hears nothing for so long may be taken over
 
 
 class Alerting:
@@ -105,7 +107,13 @@ class Alerting:
         self.evaluator.use(baseline, *self._model)
 
     def start_calibration(self) -> None:
-        """Gather healthy responses from now on, from nothing."""
+        """Gather healthy responses from now on, from nothing; raises BaselineError while another is fed."""
+        if self.canaries.calibrating:
+            raise BaselineError(BUSY)
+        if self._collector is not None and time.monotonic() - self._collector.heard < _ABANDONED_S:
+            raise BaselineError(
+                f"{BUSY}; it may be taken over once nothing has been answered for {_ABANDONED_S:g} s"
+            )
         self._collector = Collector(self.rules)
 
     def finish_calibration(self) -> Baseline:
@@ -237,26 +245,26 @@ class Alerting:
         return JSONResponse(self._calibration())
 
     async def _post_calibration(self, request: Request) -> Response:
-        """Body {"action": "start" | "finish" | "cancel"}; 409 when too little was gathered."""
+        """Body {"action": "start" | "finish" | "cancel"}; 409: one runs already, or has too little."""
         try:
             action = decode(await body_of(request, _MAX_BODY))["action"]
         except ApiError as error:
             return error.response()
         except (ValueError, KeyError, TypeError):
             action = None
-        if action == "start":
-            self.start_calibration()
-        elif action == "cancel":
-            self._collector = None
-        elif action == "finish":
-            try:
+        try:
+            if action == "start":
+                self.start_calibration()
+            elif action == "finish":
                 self.finish_calibration()
-            except BaselineError as error:
-                return _error(409, "calibration", str(error))
-            except OSError as error:
-                return _error(507, "not_saved", f"the baseline could not be written: {error.strerror}")
-        else:
-            return _error(400, "bad_action", 'send {"action": "start"}, "finish" or "cancel"')
+            elif action == "cancel":
+                self._collector = None
+            else:
+                return _error(400, "bad_action", 'send {"action": "start"}, "finish" or "cancel"')
+        except BaselineError as error:
+            return _error(409, "calibration", str(error))
+        except OSError as error:
+            return _error(507, "not_saved", f"the baseline could not be written: {error.strerror}")
         return JSONResponse(self._calibration())
 
     def _calibration(self) -> dict[str, Any]:

@@ -20,6 +20,13 @@ _ENTROPY = TOKEN_SIGNALS.index("entropy")
 _ENTROPY_POST = TOKEN_SIGNALS.index("entropy_post")
 
 Band = Literal["greedy", "low", "middle", "high"]
+#: What the bands are, for people.
+BANDS: dict[str, str] = {
+    "greedy": "temperature 0",
+    "low": "temperature up to 0.5",
+    "middle": "temperature up to 1",
+    "high": "temperature above 1",
+}
 
 
 def temperature_band(temperature: float) -> Band:

@@ -35,6 +35,7 @@ _LOG = logging.getLogger("quaver.alerting")
 
 _AT_ONCE = (1, 4, 8, 2)  # canaries asked together while a baseline is made, by turns: as traffic does
 _MAX_ROUNDS = 60
+BUSY = "a calibration is running already: wait until it ends, or `quaver calibrate --cancel`"
 _MAX_BODY = 4096
 _TAKE_IN_S = 0.25  # signals are taken in together, ten times a second
 
@@ -117,6 +118,11 @@ class Canaries:
             Route("/quaver/canaries", self._post, methods=["POST"]),
         ]
 
+    @property
+    def calibrating(self) -> bool:
+        """Whether a baseline is being made."""
+        return self._making is not None and not self._making.done()
+
     def state(self) -> dict[str, Any]:
         """Return what `GET /quaver/canaries` answers."""
         done, total = self._progress
@@ -135,7 +141,7 @@ class Canaries:
                 "failed_in_health": {n: [c.events, c.trials] for n, c in baseline.counts.items()},
             },
             "calibration": {
-                "running": self._making is not None and not self._making.done(),
+                "running": self.calibrating,
                 "asked": done,
                 "of": total,
                 "error": self._failure,
@@ -241,7 +247,7 @@ class Canaries:
         """Ask for ever; the first only after a whole period, so that a start is not slowed."""
         while True:
             await asyncio.sleep(self._settings.canary_every_s)
-            if self._making is None or self._making.done():
+            if not self.calibrating:
                 try:
                     await self.ask_next()
                 except Exception:
@@ -261,7 +267,10 @@ class Canaries:
         return JSONResponse(self.state())
 
     async def _post(self, request: Request) -> Response:
-        """Body {"action": "calibrate", "rounds": 24} or {"action": "cancel"}; answers at once."""
+        """Body {"action": "calibrate", "rounds": 24} or {"action": "cancel"}; answers at once.
+
+        409: they are being asked already.
+        """
         try:
             body = decode(await body_of(request, _MAX_BODY))
             action, rounds = body["action"], body.get("rounds", 24)
@@ -270,8 +279,9 @@ class Canaries:
         except (ValueError, KeyError, TypeError, AttributeError):
             action, rounds = None, 0
         if action == "calibrate" and type(rounds) is int and baselines.ROUNDS <= rounds <= _MAX_ROUNDS:
-            if self._making is None or self._making.done():
-                self._making = asyncio.create_task(self._make(rounds), name="canaries' baseline")
+            if self.calibrating:
+                return ApiError(409, "calibration", BUSY).response()
+            self._making = asyncio.create_task(self._make(rounds), name="canaries' baseline")
         elif action == "cancel":
             if self._making is not None:
                 with contextlib.suppress(asyncio.CancelledError):

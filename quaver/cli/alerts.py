@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,9 @@ import typer
 from quaver.cli.http import DEFAULT_URL, URL, KeyFile, call, read_key
 
 app = typer.Typer(
-    help="List alerts; generate the files for Prometheus and Alertmanager.", no_args_is_help=True
+    help="List alerts, explain a response, see what canaries say, try rules on records, compare baselines; "
+    "generate the files for Prometheus and Alertmanager.",
+    no_args_is_help=True,
 )
 
 
@@ -66,11 +69,20 @@ def canaries(
     for one in state["guarded"]:
         fires = ", fires" if one["firing"] else ""
         typer.echo(f"{one['route']} ({one['tenant']}): ln evidence {one['evidence_log']:.2f}{fires}")
+    if state["recent"]:
+        typer.echo(
+            "the latest, with their score: -ln of the share of healthy answers that are as far off; what "
+            "exceeds a limit counts as evidence"
+        )
     for seen in state["recent"][:10]:
+        time = datetime.fromtimestamp(seen["time"], UTC).isoformat(timespec="seconds")
         failed = ", ".join(name for name, test in seen["tests"].items() if test) or "healthy"
         cache = "cached" if seen["cached"] else "uncached"
         answer = "right" if seen["right"] else "wrong"
-        typer.echo(f"  {seen['canary']:24}{cache:10}{answer:7}{seen['score']:8.2f}  {failed}")
+        whom = f"{seen['route']} ({seen['tenant']})"
+        typer.echo(
+            f"  {time}  {whom:24}{seen['canary']:24}{cache:10}{answer:7}{seen['score']:8.2f}  {failed}"
+        )
 
 
 @app.command()
@@ -114,7 +126,9 @@ def backtest(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset that pages; default: the rules'.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Baseline file; default: the one in force.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Only what ended in the last so many hours.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Only what ended in the last so many hours.", min=0)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
     """Try rules on the recorded responses: which alerts would have fired, how often, on which route."""
@@ -142,8 +156,9 @@ def backtest(
     if not report.routes:
         typer.echo("no responses are recorded that this baseline is about")
     for route, seen in report.routes.items():
+        word = "response" if seen.responses == 1 else "responses"
         l1 = ", ".join(f"{count} by {preset}" for preset, count in seen.l1.items())
-        typer.echo(f"{route}: {seen.responses} responses, {seen.interrupted} broken off; L1: {l1}")
+        typer.echo(f"{route}: {seen.responses} {word}, {seen.interrupted} broken off; L1: {l1}")
         for alert, count in sorted(seen.alerts.items()):
             typer.echo(f"  {alert} would have fired {count} {'time' if count == 1 else 'times'}")
         if seen.blind:
@@ -185,10 +200,12 @@ app.add_typer(baseline_app, name="baseline")
 def show(
     file: Annotated[Path | None, typer.Argument(help="Baseline file; default: the one in force.")] = None,
 ) -> None:
-    """Print what a baseline is of and how often health passes its limits, as JSON."""
+    """Print what a baseline is of and how often health exceeds its limits, as JSON."""
     from alerting.baseline import load
+    from alerting.statistics import BANDS
 
-    typer.echo(json.dumps(load(file or _baseline_file()).summary(), indent=2))
+    summary = load(file or _baseline_file()).summary()
+    typer.echo(json.dumps({"bands": BANDS} | summary, indent=2))
 
 
 @baseline_app.command()
@@ -204,14 +221,16 @@ def diff(
 
     from alerting.baseline import archived, load
     from alerting.compare import compare
+    from alerting.statistics import BANDS
 
     after = after or _baseline_file()
-    if before is None:
+    if before is None and after.exists():
         earlier = archived(after)
         if not earlier:
             raise FileNotFoundError(f"{after} has replaced no other yet; name two files")
         before = earlier[-1]
-    found = compare(load(before), load(after))
+    later = load(after)
+    found = compare(load(before or after), later)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
@@ -221,9 +240,10 @@ def diff(
         if names:
             typer.echo(f"{title}: {', '.join(names)}")
     for one in found.statistics:
+        band = f"{one.band} ({BANDS[one.band]})"
         typer.echo(
-            f"{'moved ' if one.moved else '      '}{one.route}/{one.band} {one.statistic}: median "
-            f"{one.before:.4g} → {one.after:.4g}, distance {one.distance:.2f}"
+            f"{'moved ' if one.moved else '      '}{one.route}/{band} {one.statistic}: "
+            f"median {one.before:.4g} → {one.after:.4g}, distance {one.distance:.2f}"
         )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, call, no_answer, read_key
 
 
 def calibrate(
-    responses: Annotated[int, typer.Option(help="Healthy responses to gather.", min=40)] = 640,
+    responses: Annotated[
+        int, typer.Option(help="Healthy responses to gather: at least 40 for each band of temperatures.")
+    ] = 640,
     temperature: Annotated[
         list[float] | None,
         typer.Option(help="Temperatures of your traffic; default: 0 and 1.", min=0, max=2),
@@ -27,6 +31,9 @@ def calibrate(
     canary_rounds: Annotated[
         int, typer.Option(help="Times that each canary is asked; 0: no canaries, else 6 … 60.", min=0, max=60)
     ] = 12,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Only end the calibration that runs; nothing is kept of it.")
+    ] = False,
     url: URL = DEFAULT_URL,
     key_file: KeyFile = None,
 ) -> None:
@@ -35,7 +42,7 @@ def calibrate(
     Further questions are asked four times, twice without their answer in the passage: heads of attention
     that tell these apart become a score. Then the server asks its canaries, known prompts that it will replay
     from time to time, and keeps how they are answered in health. Other traffic that arrives meanwhile is
-    taken for healthy too. Takes a few minutes on two cores.
+    taken for healthy too. Takes a few minutes on two cores. While one calibration runs, another is refused.
     """
     import asyncio
 
@@ -46,7 +53,15 @@ def calibrate(
     from quaver.calibrate import calibrate as run
     from quaver.calibrate import calibrate_canaries
 
+    temperatures = tuple(temperature or (0.0, 1.0))
+    if not cancel:
+        _refuse_too_few(responses, temperatures, canary_rounds)
     key = read_key("operator", key_file)
+    if cancel:
+        for path in ("/quaver/alerts/calibration", "/quaver/canaries"):
+            call("POST", url, path, key, {"action": "cancel"})
+        typer.echo("no calibration is running now")
+        return
     try:
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -59,7 +74,7 @@ def calibrate(
                     readers=readers,
                     max_tokens=max_tokens,
                     seed=seed,
-                    temperatures=temperature or (0.0, 1.0),
+                    temperatures=temperatures,
                     contrast=contrast,
                     progress=lambda read: bar.update(task, completed=read),
                 )
@@ -75,17 +90,58 @@ def calibrate(
                         progress=lambda asked, total: bar.update(own, completed=asked, total=total),
                     )
                 )
-    except httpx.TransportError as error:
-        raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
-    baseline = state["baseline"]
-    strata = ", ".join(f"{stratum['route']} ({stratum['band']})" for stratum in baseline["strata"])
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise no_answer(url, error) from None
+    _tell_baseline(state["baseline"])
+    if canaries is not None:
+        _tell_canaries(canaries)
+
+
+def _refuse_too_few(responses: int, temperatures: Sequence[float], rounds: int) -> None:
+    """Refuse, before anything is asked, what could not make a baseline in the end."""
+    from alerting.baseline import fewest
+    from alerting.canary.baseline import ROUNDS
+    from alerting.rules import load_rules
+    from alerting.statistics import temperature_band
+    from quaver.settings import load_settings
+
+    need, count = fewest(load_rules(load_settings().rules_file)), len(temperatures)
+    shares = Counter(temperature_band(one) for one in temperatures)
+    least = -(-need * count // min(shares.values()))
+    if responses < least:
+        raise typer.BadParameter(
+            f"{responses} at {count} temperature{'' if count == 1 else 's'} are too few: each band of "
+            f"temperatures needs {need}; ask for {least} or more, or name fewer temperatures",
+            param_hint="--responses",
+        )
+    if 0 < rounds < ROUNDS:
+        raise typer.BadParameter(
+            f"{rounds} are too few: 0 for no canaries, else {ROUNDS} … 60", param_hint="--canary-rounds"
+        )
+
+
+def _tell_baseline(baseline: dict[str, Any]) -> None:
+    from alerting.statistics import BANDS
+
+    strata = ", ".join(f"{one['route']} ({one['band']}: {BANDS[one['band']]})" for one in baseline["strata"])
     typer.echo(f"baseline of {baseline['model']} in force, written {baseline['created']}; routes: {strata}")
     for band, scores in baseline["scores"].items():
         heads = "with attention heads" if scores["heads"] else "without layer detail"
-        typer.echo(f"scores ({band}): {scores['tokens']:,} tokens, {heads}")
-    if canaries is not None:
-        failed = canaries["baseline"]["failed_in_health"]["signals@0.05"]
-        typer.echo(
-            f"{len(canaries['canaries'])} canaries in force; {failed[0]} of {failed[1]} healthy answers pass "
-            "their 5 % limit"
+        typer.echo(f"scores ({band}: {BANDS[band]}): {scores['tokens']:,} tokens, {heads}")
+
+
+def _tell_canaries(canaries: dict[str, Any]) -> None:
+    from alerting.limits import Count
+
+    failed = Count(*canaries["baseline"]["failed_in_health"]["signals@0.05"])
+    typer.echo(
+        f"{len(canaries['canaries'])} canaries in force; {failed.events} of {failed.trials} healthy answers "
+        "exceed their 5 % limit"
+    )
+    if 1 - failed.others().upper(0.99) > 2 * 0.05:
+        typer.secho(
+            "warning: that is far more than 5 %, so canaries will tell less: something else was running, or "
+            "answers differ from time to time; run `quaver calibrate` again with nothing else running",
+            err=True,
+            fg=typer.colors.YELLOW,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, read_key
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, no_answer, read_key
 
 if TYPE_CHECKING:
     from chaos.client import ChaosClient
@@ -32,7 +32,8 @@ _TOLD = (
 )
 
 app = typer.Typer(
-    help="Start, watch and end faults on a running server. Starting needs its switch QUAVER_CHAOS=1.",
+    help="Start, watch and end faults on a running server (needs its switch QUAVER_CHAOS=1); score what "
+    "detection sees of every fault.",
     no_args_is_help=True,
 )
 
@@ -47,7 +48,7 @@ def _operator(url: str, key_file: Path | None) -> Iterator[ChaosClient]:
         with ChaosClient(url, read_key("operator", key_file)) as client:
             yield client
     except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
+        raise no_answer(url, error) from None
 
 
 def _pairs(pairs: list[str], option: str) -> dict[str, Any]:

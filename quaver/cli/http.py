@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -22,6 +23,25 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 class ServerError(Exception):
     """The server could not be reached, or refused; the message says what to do."""
+
+
+def no_answer(url: str, error: Exception) -> ServerError:
+    """Say why nothing was heard from `url`, and how to name another server."""
+    if not _is_url(url):
+        return ServerError(f"{url!r} is no URL; --url or QUAVER_URL takes one such as {DEFAULT_URL}")
+    return ServerError(
+        f"no answer from {url} ({error}); is `quaver serve` running? --url or QUAVER_URL names another "
+        "server (QUAVER_PORT is the port that `quaver serve` listens on)"
+    )
+
+
+def _is_url(url: str) -> bool:
+    """Whether a server can be asked there: http or https, and a host."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def read_key(role: str, key_file: Path | None = None) -> str:
@@ -56,7 +76,7 @@ def call(method: str, url: str, path: str, key: str, body: dict[str, Any] | None
             timeout=10.0,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ServerError(f"no answer from {url} ({error}); is `quaver serve` running?") from None
+        raise no_answer(url, error) from None
     if answer.is_success:
         return answer.json() if answer.content else None
     message, _ = refusal(answer)

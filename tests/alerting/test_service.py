@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 
 from alerting import baseline as baselines
+from alerting.canary.prompt import Canary, Guarded
 from alerting.rules import RulesError
 from alerting.service import Alerting
 from alerting.settings import AlertingSettings
@@ -86,6 +88,52 @@ async def test_from_calibration_over_an_alert_to_the_notification(service, tmp_p
         assert line in text
 
 
+async def test_one_calibration_at_a_time_unless_nobody_feeds_it(
+    service, tmp_path, registry, monkeypatch
+) -> None:
+    alerting = make(tmp_path, registry)
+    url = "/quaver/alerts/calibration"
+    async with http(alerting) as client:
+        assert (await client.post(url, json={"action": "start"})).status_code == 200
+        service.respond(alerting.sink, service.rows(24))
+        again = await client.post(url, json={"action": "start"})
+        assert again.status_code == 409
+        assert "quaver calibrate --cancel" in again.json()["error"]["message"]
+        assert (await client.get(url)).json()["responses"] == 1  # the first goes on
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 59)
+        service.respond(alerting.sink, service.rows(24))
+        monkeypatch.setattr(time, "monotonic", lambda: now + 118)
+        assert (await client.post(url, json={"action": "start"})).status_code == 409
+        monkeypatch.setattr(time, "monotonic", lambda: now + 120)
+        assert (await client.post(url, json={"action": "start"})).json()["responses"] == 0
+        assert (await client.post(url, json={"action": "cancel"})).json()["running"] is False
+        assert (await client.post(url, json={"action": "start"})).status_code == 200
+
+
+async def test_while_canaries_are_asked_no_calibration_begins(tmp_path, registry) -> None:
+    class Slow:
+        def guarded(self) -> list[Guarded]:
+            return []
+
+        async def ask(self, *_: object, **__: object) -> str | None:
+            await asyncio.sleep(3600)
+            return None
+
+    alerting = make(tmp_path, registry)
+    alerting.set_model("toy", "none")
+    alerting.canaries.ask([Canary(id="c", messages=[], max_tokens=1, right=bool)], Slow())
+    async with http(alerting) as client:
+        calibrate, start = {"action": "calibrate"}, {"action": "start"}
+        assert (await client.post("/quaver/canaries", json=calibrate)).json()["calibration"]["running"]
+        again = await client.post("/quaver/canaries", json=calibrate)
+        assert (again.status_code, "--cancel" in again.text) == (409, True)
+        assert (await client.post("/quaver/alerts/calibration", json=start)).status_code == 409
+        ended = await client.post("/quaver/canaries", json={"action": "cancel"})
+        assert ended.json()["calibration"]["running"] is False
+        assert (await client.post("/quaver/alerts/calibration", json=start)).status_code == 200
+
+
 async def test_a_restart_keeps_baseline_and_notifications(service, tmp_path, rules, registry) -> None:
     baselines.save(service.baseline(rules), tmp_path / "baseline.json")
     first = make(tmp_path, registry)
@@ -129,8 +177,6 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_failing_pass_leaves_the_heartbeat_stale_and_the_loop_alive(
     tmp_path, registry, service, caplog, monkeypatch
 ) -> None:
-    import asyncio
-
     alerting = make(tmp_path, registry, alert_tick_s=0.01)
     service.respond(alerting.sink, np.ones((3, len(TOKEN_SIGNALS)), dtype=np.float32))
     monkeypatch.setattr(alerting.gate, "tick", lambda: 1 / 0)

@@ -41,6 +41,10 @@ def test_a_fault_pages_within_few_canaries_and_its_control_does_not(server: Serv
     assert server.call("POST", "/quaver/canaries", {"action": "calibrate"}, role="client").status_code == 403
     started = server.call("POST", "/quaver/canaries", {"action": "calibrate", "rounds": 6})
     assert started.json()["calibration"]["running"]
+    for path in ("/quaver/canaries", "/quaver/alerts/calibration"):
+        action = "calibrate" if path.endswith("canaries") else "start"
+        again = server.call("POST", path, {"action": action})
+        assert (again.status_code, "--cancel" in again.text) == (409, True)
     wait_for(lambda: not state(server)["calibration"]["running"], 240)
     made = state(server)
     assert made["usable"], made["calibration"]
