@@ -239,10 +239,14 @@ def diff(
     for title, names in (("gone", found.gone), ("new", found.new)):
         if names:
             typer.echo(f"{title}: {', '.join(names)}")
+    bands = [
+        f"{band}: {what}" for band, what in BANDS.items() if any(s.band == band for s in found.statistics)
+    ]
+    if bands:
+        typer.echo(f"bands: {', '.join(bands)}")
     for one in found.statistics:
-        band = f"{one.band} ({BANDS[one.band]})"
         typer.echo(
-            f"{'moved ' if one.moved else '      '}{one.route}/{band} {one.statistic}: "
+            f"{'moved ' if one.moved else '      '}{one.route}/{one.band} {one.statistic}: "
             f"median {one.before:.4g} → {one.after:.4g}, distance {one.distance:.2f}"
         )
 

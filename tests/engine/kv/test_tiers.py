@@ -11,7 +11,7 @@ import pytest
 
 from engine.core import Engine
 from engine.kv.figures import Figures, count
-from engine.kv.tier_policy import Pace, TierPolicy
+from engine.kv.tier_policy import PRESETS, Pace, TierPolicy
 from engine.messages import Finish
 from engine.settings import EngineSettings
 from tests.engine.kv.test_disk_faults import FaultyFiles
@@ -283,7 +283,9 @@ def test_a_folder_that_cannot_be_used_is_an_error_in_the_log(
     first, second = (engine(kv_disk_dir=tmp_path / "kv") for _ in range(2))
     assert "in use by another server" in caplog.text
     assert [tier.name for tier in second.tiers.tiers] == ["host"]
-    assert second.tiers.policy()["preset"] == "age"
+    assert second.tiers.policy()["preset"] == "own"
+    second.tiers._policy = PRESETS["entropy"]
+    assert second.tiers.policy()["preset"] == "entropy"
     first.close()
 
 
