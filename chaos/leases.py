@@ -10,6 +10,7 @@ import msgspec
 
 from chaos.faults.base import Fault
 from chaos.selector import Selector, parse_selector
+from chaos.words import convert
 from engine.messages import AttachFault, RequestMeta
 
 F = TypeVar("F", bound=Fault)
@@ -48,8 +49,8 @@ class Leases(Generic[F]):
         if not 0 < message.ttl_s < float("inf"):
             raise ValueError("ttl_s must be a positive number of seconds")
         try:
-            fault = msgspec.convert(message.params, kind)
-        except msgspec.ValidationError as error:
+            fault = convert(message.params, kind)
+        except ValueError as error:
             raise ValueError(f"{message.kind}: {error}") from None
         self._leases[message.fault_id] = Lease(
             fault_id=message.fault_id,

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from chaos.contract import ChaosError, StartFault
 from chaos.controller import Controller
 from chaos.stops import StopWhen
+from chaos.words import convert
 from engine.api.body import body_of, decode
 from engine.api.errors import ApiError
 
@@ -100,7 +101,7 @@ def _shaped(handler: Handler) -> Handler:
 async def _body(request: Request, shape: type[Any]) -> Any:
     raw = await body_of(request, _MAX_BODY)
     try:
-        return decode(raw, shape)
+        return convert(decode(raw), shape)
     except ValueError as error:
         raise ChaosError(400, "invalid_body", str(error)) from None
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from chaos.words import convert
 from engine.messages import RequestMeta
 
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -74,6 +75,6 @@ class Selector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def parse_selector(raw: dict[str, float | str] | None) -> Selector:
     """Read a selector; raises ValueError that names the field at fault."""
     try:
-        return msgspec.convert(raw or {}, Selector)
-    except msgspec.ValidationError as error:
+        return convert(raw or {}, Selector)
+    except ValueError as error:
         raise ValueError(f"selector: {error}") from None

@@ -36,6 +36,7 @@ from chaos.faults.tier_staging import DiskStaging
 from chaos.faults.tier_stale import DiskStale
 from chaos.faults.tier_torn import DiskTorn
 from chaos.faults.truncation import Truncation
+from chaos.words import convert
 
 PROMPT_KINDS: dict[str, type[PromptFault | EncodingFault]] = {
     kind.kind: kind for kind in (AbsentSlot, Authority, Premise, Citation, Truncation, Template, DoubleBos)
@@ -72,8 +73,8 @@ def parse_fault(kind: str, params: dict[str, Any] | None) -> Fault:
     if cls is None:
         raise ValueError(f"unknown fault {kind!r}; there is {', '.join(KINDS)}")
     try:
-        return msgspec.convert(params or {}, cls)
-    except msgspec.ValidationError as error:
+        return convert(params or {}, cls)
+    except ValueError as error:
         raise ValueError(f"{kind}: {error}") from None
 
 

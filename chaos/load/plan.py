@@ -15,6 +15,7 @@ from chaos.load.questions import sized, supply
 from chaos.load.readers import Question
 from chaos.load.reading import Patience
 from chaos.load.slo import Slo
+from chaos.words import convert
 
 _PREFIX = "QUAVER_LOAD_"
 
@@ -53,9 +54,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             name: value for name in cls.__struct_fields__ if (value := os.environ.get(_PREFIX + name.upper()))
         }
         try:
-            return msgspec.convert(found, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise PlanError(f"{_PREFIX}*: {error}") from None
+            return convert(found, cls, strict=False)
+        except ValueError as error:
+            raise PlanError(f"{_PREFIX}…: {error}") from None
 
     def to_env(self) -> dict[str, str]:
         """Return the plan as the variables that `from_env` reads."""
