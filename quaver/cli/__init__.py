@@ -75,5 +75,7 @@ def main() -> None:
         if os.environ.get("QUAVER_DEBUG"):
             raise
         text = str(error).strip() or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"cannot use {error.filename}: {error.strerror}"
         print(f"quaver: {text}", file=sys.stderr)
         raise SystemExit(1) from None

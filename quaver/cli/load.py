@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, call, read_key
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, call, read_key
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,12 +93,12 @@ def load(
     """
     from rich.console import Console
 
-    from chaos.load.headless import LocustError, run_headless
-    from chaos.load.plan import Plan
+    from chaos.load.headless import run_headless
+    from chaos.load.plan import Plan, PlanError
     from chaos.load.run import run
 
     if users is not None and (rate or trace):
-        _end("--users is a closed loop, --rate and --trace are open ones: give one of them")
+        raise PlanError("--users is a closed loop, --rate and --trace are open ones: give one of them")
     plan = Plan(
         seconds=seconds,
         count=count,
@@ -116,17 +116,15 @@ def load(
         seed=seed,
         out=str(out),
     )
-    try:
-        key = read_key("client", key_file)
-        plan.check()
-        call("GET", url, "/v1/models", key)
-        if locust:
-            report = run_headless(plan, url, key, quiet=quiet)
-        else:
-            with _progress(plan, quiet) as watch:
-                report = run(plan, url, key, watch)
-    except (ValueError, OSError, LocustError, ServerError) as error:
-        _end(str(error))
+    key = read_key("client", key_file)
+    plan.check()
+    _folder(out)
+    call("GET", url, "/v1/models", key)
+    if locust:
+        report = run_headless(plan, url, key, quiet=quiet)
+    else:
+        with _progress(plan, quiet) as watch:
+            report = run(plan, url, key, watch)
     _tell(Console(markup=False, emoji=False), report, out)
     raise typer.Exit(_exit_code(report))
 
@@ -216,8 +214,11 @@ def _line(plan: Plan, recorder: Recorder) -> str:
     return f"{now() - (report.began or now()):.0f} of {plan.seconds:g} s: {ends}{shown}"
 
 
-def _end(text: str) -> NoReturn:
-    from rich.console import Console
+def _folder(out: Path) -> None:
+    """Make the folder of the report, so that it is known to be usable before anything is sent."""
+    from chaos.load.plan import PlanError
 
-    Console(stderr=True).print(text, style="red", markup=False, soft_wrap=True)
-    raise typer.Exit(1)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(f"--out: cannot make the folder {out}: {error.strerror}") from None

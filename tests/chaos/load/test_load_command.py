@@ -139,6 +139,7 @@ def test_a_server_that_dies_is_counted_and_the_run_goes_on(tmp_path: Path) -> No
         (("--slo", "ttft=soon"), "a limit is a number of seconds"),
         (("--trace", "/nowhere.csv"), "cannot read the trace"),
         (("--burst-rate", "9"), "give --rate"),
+        (("--out", "/proc/nope"), "--out: cannot make the folder /proc/nope"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_sent(
@@ -147,7 +148,7 @@ def test_bad_options_are_refused_before_anything_is_sent(
     process = start(script.url, tmp_path / "out", *options)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert complaint in " ".join(errors.split())
+    assert errors.startswith("quaver: ") and complaint in errors
     assert script.served == 0 and not (tmp_path / "out").exists()
 
 
