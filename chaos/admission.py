@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from chaos.caps import Caps
@@ -22,13 +22,28 @@ from chaos.stops import Stops
 from engine.messages import RequestMeta
 
 REMEMBERED = 500  # requests, for previews
+_LACKING = {
+    "host": "no KV cache in the host's memory (QUAVER_KV_HOST_MB is 0 or less than a block, "
+    "QUAVER_PREFIX_CACHE is off, or QUAVER_DETERMINISTIC is on)",
+    "disk": "no KV cache on disk: start the server with QUAVER_KV_DISK_DIR, without QUAVER_DETERMINISTIC; "
+    "if it is, the server's log says why the folder is not used",
+}
 
 
 class Admission:
-    """Decides on starts and previews them. Looks at what it is given alone; changes nothing."""
+    """Decides on starts and previews them. Looks at what it is given alone; changes nothing.
 
-    def __init__(self, settings: ChaosSettings, stops: Stops) -> None:
+    `tiers` returns the tiers of the KV cache below the pool, None while they are not known.
+    """
+
+    def __init__(
+        self,
+        settings: ChaosSettings,
+        stops: Stops,
+        tiers: Callable[[], Collection[str] | None] = lambda: None,
+    ) -> None:
         self.settings = settings
+        self._tiers = tiers
         self.caps = Caps(settings.chaos_caps)
         self._stops = stops
         self._recent: deque[RequestMeta] = deque(maxlen=REMEMBERED)
@@ -54,6 +69,13 @@ class Admission:
                 400,
                 "invalid_fault",
                 f"{fault.kind} acts on the whole model process and takes no selector; leave it out",
+            )
+        tiers = self._tiers()
+        if fault.tier is not None and tiers is not None and fault.tier not in tiers:
+            raise ChaosError(
+                409,
+                "nothing_to_strike",
+                f"{fault.kind} would strike nothing, as this server has {_LACKING[fault.tier]}",
             )
         self._within_caps(request, fault, selector)
         flaw = self._stops.flaw(request.stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +39,8 @@ class Chaos:
 
     `cut` is `chaos.tokens.token_pieces(tokenizer)`; without it tokens are estimated. `ask` is how the
     canary reaches this server, whose answers agree bit for bit if it is `exact`; without it no
-    revert is verified. `alert_names` returns the alerts that stop conditions may name. Raises
+    revert is verified. `alert_names` returns the alerts that stop conditions may name, `tiers` the tiers of
+    the KV cache below the pool, None while they are not known. Raises
     JournalError when the journal cannot be opened, ValueError when a stop condition of the settings
     cannot be watched.
     """
@@ -54,6 +55,7 @@ class Chaos:
         ask: Ask | None = None,
         exact: bool = False,
         alert_names: Callable[[], Iterable[str]] = tuple,
+        tiers: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         always = StopWhen(
             alert=settings.chaos_stop_alert,
@@ -66,7 +68,7 @@ class Chaos:
         if flaw is not None:
             raise ValueError(f"QUAVER_CHAOS_STOP_…: {flaw}")
         canary = Canary(ask, exact=exact) if ask is not None and settings.chaos_verify else None
-        self._admission = Admission(settings, self._stops)
+        self._admission = Admission(settings, self._stops, tiers)
         self.prompt_hook = PromptHook(cut)
         self.stream_hook = StreamHook()
         self.detail_hook = DetailHook()

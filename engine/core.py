@@ -135,6 +135,7 @@ class Engine:
             page_size=self.pool.page_size,
             kv_token_bytes=self.pool.token_bytes,
             kv_block_tokens=0 if self.tiers is None else self.tiers.layout.tokens,
+            kv_tiers=[] if self.tiers is None else [tier.name for tier in self.tiers.tiers],
             kv_policy={} if self.tiers is None else self.tiers.policy(),
             deterministic=self.settings.deterministic,
         )

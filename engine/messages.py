@@ -139,6 +139,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     page_size: int
     kv_token_bytes: int = 0  # of a token in the pages
     kv_block_tokens: int = 0  # of a block in the tiers below
+    kv_tiers: list[str] = []  # those tiers: "host", "disk"
     kv_policy: dict[str, float | int | str | bool] = {}  # what moves blocks, by the names of its figures
     deterministic: bool
 

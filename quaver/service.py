@@ -79,6 +79,7 @@ class Service:
             ask=lambda body: ask_as_canary(self.api, body),
             exact=settings.deterministic,
             alert_names=lambda: [rule["name"] for rule in self.alerting.rules.alerts.model_dump().values()],
+            tiers=lambda: None if self.client.ready is None else self.client.ready.kv_tiers,
         )
         self.alerting.listeners.append(self.chaos.on_alert)
         self.telemetry.detail_hook = self.chaos.detail_hook

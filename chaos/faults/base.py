@@ -22,6 +22,8 @@ Pieces = Callable[[str], list[str]]
 
 #: Where a fault acts: before the model, in its process, on streamed answers, on telemetry.
 Place = Literal["prompt", "model", "stream", "telemetry"]
+#: A tier of the KV cache below the page pool.
+Tier = Literal["host", "disk"]
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,13 +34,15 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     `control` the parameters that turn the fault into its matched harmless control. `caps` are the
     largest values that a server allows unless its settings say otherwise; the bounds in a
     parameter's own `Meta` hold whatever the settings are. A fault of scope `process` acts on the whole model
-    process: it takes no selector.
+    process: it takes no selector. `tier` is the tier of the KV cache without which
+    there is nothing to strike.
     """
 
     kind: ClassVar[str]
     title: ClassVar[str]
     place: ClassVar[Place]
     scope: ClassVar[Literal["request", "process"]] = "request"
+    tier: ClassVar[Tier | None] = None
     order: ClassVar[int]
     moves: ClassVar[tuple[str, ...]]
     control: ClassVar[dict[str, bool | float]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from chaos.faults.base import Fault
+from chaos.faults.base import Fault, Tier
 from chaos.selector import draw
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class TierFault(Fault, frozen=True, kw_only=True):
 
 class DiskFault(TierFault, frozen=True, kw_only=True):
     """A fault of the disk. It acts on calls that read and write blocks, on the disk tier's own threads."""
+
+    tier: ClassVar[Tier | None] = "disk"
 
     @property
     def struck(self) -> str:

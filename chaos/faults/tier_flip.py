@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
+from chaos.faults.base import Tier
 from chaos.faults.tier_disk import CORRUPT, MISSES, Burst, DiskFault, TierFault, flip
 
 
@@ -13,6 +14,7 @@ class HostFlip(TierFault, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "host_flip"
     title: ClassVar[str] = "Bits flipped in the host tier"
+    tier: ClassVar[Tier | None] = "host"
     order: ClassVar[int] = 65
     moves: ClassVar[tuple[str, ...]] = (CORRUPT, MISSES, "ttft")
 

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from chaos.faults.base import Tier
 from chaos.faults.tier_disk import MISSES, REFUSED, TierFault
 
 
@@ -17,6 +18,7 @@ class DiskStaging(TierFault, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "disk_staging"
     title: ClassVar[str] = "Staging buffers of the KV cache exhausted"
+    tier: ClassVar[Tier | None] = "disk"
     order: ClassVar[int] = 67
     moves: ClassVar[tuple[str, ...]] = (REFUSED, MISSES)
 

@@ -25,10 +25,20 @@ def under_fault(
 
     `ask` is a call of `quality` on that route. The fault's time to live is three times what the clean half
     took. Raises RefusedError when the server refuses the fault, and QualityError when other faults are in
-    force, or when this one struck nothing or ended before the questions did: nothing is comparable then.
+    force, when this one cannot be confined to a route,
+    or when it struck nothing or ended before the questions did: nothing is comparable then.
     """
-    if others := client.status()["faults"]:
+    status = client.status()
+    if others := status["faults"]:
         raise QualityError(f"{others[0]['fault_id']} is in force: what is asked first would not be clean")
+    if any(each["kind"] == kind and each["scope"] == "process" for each in status["kinds"]):
+        raise QualityError(
+            f"{kind} strikes the whole process, not one route: ask with --json clean.json, start it with "
+            f"`quaver chaos start {kind}`, and ask again with --against clean.json"
+        )
+    client.start(
+        kind, _MARGIN_S, params, {"route": route}, seed=seed, dry=True
+    )  # a refusal costs nothing yet
     clean = ask()
     lease = client.start(kind, 3 * clean["seconds"] + _MARGIN_S, params, {"route": route}, seed=seed)
     name = lease["fault_id"]

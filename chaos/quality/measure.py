@@ -86,7 +86,7 @@ def compare(clean: Mapping[str, Any], faulted: Mapping[str, Any]) -> dict[str, A
     See `intervals.Difference`; `harmed` tells whether its whole interval lies below no change.
     Raises QualityError when they did not ask the same.
     """
-    before, after = _by_id(clean), _by_id(faulted)
+    before, after = replies_of(clean), replies_of(faulted)
     if before.keys() != after.keys():
         raise QualityError("the two runs did not ask the same: give them the same n, seed and probes")
     both = [
@@ -129,9 +129,11 @@ def _rate(replies: Iterable[Reply]) -> Rate:
     return rate([bool(reply.good) for reply in answered], [reply.family for reply in answered])
 
 
-def _by_id(result: Mapping[str, Any]) -> dict[str, Reply]:
+def replies_of(result: Any) -> dict[str, Reply]:
+    """Return the replies of a result of `quality` by id; raises QualityError when it is none."""
     try:
         replies = msgspec.convert(result["replies"], list[Reply])
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise QualityError(f"not a result of `quaver quality`: {error}") from None
+        msgspec.convert(result["rates"], dict[str, Rate])
+    except (KeyError, TypeError, msgspec.ValidationError):
+        raise QualityError("not a result of `quaver quality`, as --json writes it") from None
     return {reply.id: reply for reply in replies}

@@ -80,7 +80,13 @@ def quality(
         )
     if every and not report:
         raise typer.BadParameter("repeats --report: give both", param_hint="--every")
-    earlier = None if against is None else json.loads(against.read_text(encoding="utf-8"))
+    if param and not fault:
+        raise typer.BadParameter("is of a fault: give --fault too", param_hint="--param")
+    if unknown := set(probe or ()) - set(PROBES):
+        raise typer.BadParameter(
+            f"there is no probe {min(unknown)!r}; give some of {', '.join(PROBES)}", param_hint="--probe"
+        )
+    earlier = None if against is None else _earlier(against)
     console, key = Console(markup=False, emoji=False), read_key("client", key_file)
 
     def ask() -> dict[str, Any]:
@@ -111,6 +117,22 @@ def quality(
             return
         time.sleep(every)
         seed += 1
+
+
+def _earlier(file: Path) -> dict[str, Any]:
+    """Return what an earlier run has written with --json."""
+    from chaos.quality.measure import QualityError, replies_of
+
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        replies_of(found)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {file}: {error.strerror}", param_hint="--against") from None
+    except (ValueError, RecursionError, QualityError):
+        raise typer.BadParameter(
+            f"{file} is not a result of `quaver quality`, as --json writes it", param_hint="--against"
+        ) from None
+    return found
 
 
 def rates(found: dict[str, Any]) -> Table:

@@ -51,7 +51,9 @@ class Server:
         self._http = httpx.Client(base_url=self.url)
 
     async def _serve(self) -> None:
-        chaos = Chaos(ChaosSettings(chaos=True), Process(), self.folder / "journal.jsonl")
+        chaos = Chaos(
+            ChaosSettings(chaos=True), Process(), self.folder / "journal.jsonl", tiers=lambda: ["host"]
+        )
 
         async def alerts(request: Request) -> JSONResponse:
             return JSONResponse({"active": self.active})

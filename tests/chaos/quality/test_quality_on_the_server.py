@@ -103,7 +103,7 @@ def test_the_command_reports_and_the_server_exports(server: Server, tmp_path: Pa
 
 def test_the_command_says_what_is_wrong(server: Server) -> None:
     for options, complaint in (
-        (("--probe", "speed"), "probes among"),
+        (("--probe", "speed"), "there is no probe 'speed'"),
         (("--fault", "gremlin", "--n", "1"), "gremlin"),
         (("--fault", "noise", "--report"), "comparison of its own"),
         (("--every", "5"), "repeats --report"),
