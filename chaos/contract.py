@@ -74,6 +74,11 @@ class Running(msgspec.Struct, kw_only=True):
     stage: Stage = Stage.ADMITTED
     touched: set[str] = msgspec.field(default_factory=set)
 
+    @property
+    def count(self) -> int | None:
+        """Requests that it changed; None for a fault of the whole process, which strikes no request."""
+        return None if self.fault.scope == "process" else len(self.touched)
+
     def facts(self) -> dict[str, Any]:
         """Return what the journal and the list say of it."""
         return {
@@ -97,7 +102,7 @@ class Running(msgspec.Struct, kw_only=True):
             "state": "active" if self.stage is Stage.ACTIVE else "starting",
             "started": self.started,
             "remaining_s": round(min(self.ttl_s, max(0.0, self.deadline - time.monotonic())), 3),
-            "touched": len(self.touched),
+            "touched": self.count,
             "chain": chain,
         }
 
@@ -119,7 +124,7 @@ class Ended(msgspec.Struct, kw_only=True):
     fault_id: str
     kind: str
     reason: str
-    touched: int
+    touched: int | None  # requests; None: it struck the whole process
     started: float
     lasted_s: float
     reverted: Verdict = PENDING

@@ -140,13 +140,17 @@ class Controller:
         return True
 
     async def end(self, fault_id: str, reason: str = "stopped", by: str = "operator") -> dict[str, Any]:
-        """End a fault. Ending an unknown or ended one is harmless and says `ended: false`."""
+        """End a fault. Ending an unknown or ended one is harmless and says `ended: false`.
+
+        `known` says whether this server ever had it.
+        """
         running = self._running.pop(fault_id, None)
+        told = {"fault_id": fault_id, "ended": running is not None, "confirmed": True}
         if running is None:
-            return {"fault_id": fault_id, "ended": False, "confirmed": True}
+            return told | {"known": fault_id in self._scribe.journal.started}
         confirmed = await self._detach(running)
         await self._scribe.settle(self._close_books(running, reason, by=by, confirmed=confirmed))
-        return {"fault_id": fault_id, "ended": True, "confirmed": confirmed, "touched": len(running.touched)}
+        return told | {"known": True, "confirmed": confirmed, "touched": running.count}
 
     async def halt(self, by: str = "operator", reason: str | None = None) -> dict[str, Any]:
         """End every fault and refuse new ones until `unblock`. Never waits long, whatever hangs.
@@ -209,7 +213,7 @@ class Controller:
             fault_id=running.fault_id,
             kind=running.fault.kind,
             reason=reason,
-            touched=len(running.touched),
+            touched=running.count,
             started=running.started,
             lasted_s=round(time.time() - running.started, 3),
         )

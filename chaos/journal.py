@@ -22,7 +22,8 @@ class Journal:
     """An append-only file held by one process at a time.
 
     `append` returns after fsync. A failed or torn write leaves no half line behind: what was written
-    is cut off again, and a torn tail of a killed process is closed on opening. Thread-safe.
+    is cut off again, and a torn tail of a killed process is closed on opening. `started` are the ids of
+    all faults that it tells of. Thread-safe.
     """
 
     def __init__(self, path: Path, keep: int = 200) -> None:
@@ -46,6 +47,7 @@ class Journal:
         self._separator = b"\n" if self._torn else b""
         self.recent: deque[Entry] = deque(entries[-keep:], maxlen=keep)
         self.lost_leases, self.halted = _story(entries)
+        self.started = {str(entry.get("fault_id")) for entry in entries if entry["event"] == "start"}
 
     def recover(self) -> None:
         """Close the books of the process before: its leases ended with it, and damage is told of.
@@ -74,6 +76,8 @@ class Journal:
                 raise JournalError(f"the chaos journal {self.path} cannot be written: {error}") from error
             self._separator = b""
             self.recent.append(entry)
+            if event == "start":
+                self.started.add(str(facts.get("fault_id")))
         return entry
 
     def remember(self, event: str, **facts: Any) -> Entry:

@@ -105,7 +105,9 @@ class Ledger:
             self.flaw(f"the server knows nothing of {fault_id}")
         elif ended["reason"] not in ("stopped", "expired"):
             self.flaw(f"{fault_id} did not last: {ended['reason']}")
-        elif ended["touched"] < at_least:
+        elif at_least and ended["touched"] is None:
+            self.flaw(f"{fault_id} strikes the whole process and counts no requests: give at_least: 0")
+        elif at_least and ended["touched"] < at_least:
             few = f"touched {ended['touched']} requests, fewer than {at_least}"
             self.flaw(f"{fault_id} {few}; is there traffic that its selector matches?")
 

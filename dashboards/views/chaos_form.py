@@ -90,8 +90,8 @@ def _widget(kind: str, param: Param) -> Any:
 
 
 def _preview(kind: Kind, fault: dict[str, Any], key: str) -> None:
-    told = None
-    if key:
+    told = "the whole model process" if kind.scope == "process" else None
+    if key and told is None:
         try:
             seen = api().preview(key, fault["selector"])
             told = f"about {seen.expected:.0f} of the last {seen.recent} requests"

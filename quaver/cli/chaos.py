@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 5  # faults that have ended
 _TOLD = (
-    "params",
-    "selector",
     "ttl_s",
     "reason",
     "touched",
@@ -52,17 +50,26 @@ def _operator(url: str, key_file: Path | None) -> Iterator[ChaosClient]:
 
 
 def _pairs(pairs: list[str], option: str) -> dict[str, Any]:
-    """Turn `name=value` texts into a dict; values are JSON where they parse as it, else text."""
+    """Turn `name=value` texts into a dict; values are JSON where they parse as it, else text.
+
+    No name is given twice.
+    """
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
+        if name in found:
+            raise typer.BadParameter(f"{name} is given twice", param_hint=option)
         try:
-            found[name] = json.loads(value)
+            found[name] = json.loads(value, parse_constant=_no_number)
         except ValueError:
             found[name] = value
     return found
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number")
 
 
 Select = Annotated[
@@ -120,6 +127,8 @@ def preview(select: Select = None, url: URL = DEFAULT_URL, key_file: KeyFile = N
 
 
 def _reach(seen: dict[str, Any]) -> str:
+    if seen.get("fault", {}).get("scope") == "process":
+        return "it strikes the whole model process, whatever the requests"
     if not seen["recent"]:
         return "no request has been seen so far, so it is not known whom it would reach"
     return (
@@ -145,8 +154,8 @@ def list_faults(
         typer.echo(f"blocked: {state['lever']['reason']}; `quaver chaos unblock` lifts it")
     typer.echo("in force:" if state["faults"] else "in force: none")
     for fault in state["faults"]:
-        typer.echo(f"  {fault['fault_id']}: {fault['remaining_s']:.0f} s left, touched {fault['touched']}")
-        typer.echo(f"    what: {_given(fault['params'])}; whom: {_given(fault['selector'])}")
+        typer.echo(f"  {fault['fault_id']}: {fault['remaining_s']:.0f} s left{_touched(fault)}")
+        typer.echo(f"    {_aim(fault)}")
         if fault.get("stop"):
             typer.echo(f"    halts when: {_given(fault['stop'])}")
         if len(fault.get("chain", ())) > 1:
@@ -156,13 +165,29 @@ def list_faults(
     if state.get("ended"):
         typer.echo("ended:")
     for fault in state.get("ended", ())[:_SHOWN]:
-        typer.echo(f"  {fault['fault_id']}: {fault['reason']}, touched {fault['touched']}")
+        typer.echo(f"  {fault['fault_id']}: {fault['reason']}{_touched(fault)}")
         typer.echo(f"    {_revert(fault['reverted'])}")
+    caps = state["caps"]
+    typer.echo(
+        f"allowed here: {caps['faults']} faults at a time, a ttl of at most {caps['ttl_s']:g} s, "
+        f"a share of at most {caps['share']:g} of the requests"
+    )
     typer.echo("kinds:")
     for kind in state["kinds"]:
         typer.echo(f"  {kind['kind']}: {kind['description']}")
         for name, schema in kind["params"]["properties"].items():
             typer.echo(f"    -p {name}={_default(schema)}: {schema.get('description', '')}{_choices(schema)}")
+
+
+def _touched(fault: dict[str, Any]) -> str:
+    """Say how many requests a fault changed; nothing for one that strikes no request but the process."""
+    return "" if fault["touched"] is None else f", touched {fault['touched']} requests"
+
+
+def _aim(fault: dict[str, Any]) -> str:
+    """Say what a fault does and whom it strikes, as a listing or the journal has it."""
+    whom = "the whole model process" if fault.get("scope") == "process" else _given(fault.get("selector", {}))
+    return f"what: {_given(fault.get('params', {}))}; whom: {whom}"
 
 
 def _revert(verdict: dict[str, Any]) -> str:
@@ -184,8 +209,10 @@ def _default(schema: dict[str, Any]) -> str:
 
 
 def _choices(schema: dict[str, Any]) -> str:
-    """Show what a parameter may be, where its schema lists it."""
+    """Show what a parameter may be: its words, or the numbers that this server allows."""
     words = [_typed(word) for word in schema.get("enum", ()) if word != ""]
+    limits = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+    words += [f"{sign} {schema[name]:g}" for name, sign in limits if name in schema]
     return f" ({', '.join(words)})" if words else ""
 
 
@@ -204,9 +231,16 @@ def journal(
             typer.echo(json.dumps(entry))
             continue
         when = datetime.fromtimestamp(entry["time"]).strftime("%Y-%m-%d %H:%M:%S")
-        told = {name: entry[name] for name in _TOLD if entry.get(name) not in (None, {}, [])}
-        facts = ", ".join(_given(v) if isinstance(v, dict) else f"{n} {_typed(v)}" for n, v in told.items())
-        typer.echo(" ".join(filter(None, (when, entry["event"], entry.get("fault_id"), facts))))
+        typer.echo(" ".join(filter(None, (when, entry["event"], entry.get("fault_id"), _facts(entry)))))
+
+
+def _facts(entry: dict[str, Any]) -> str:
+    """Return what an entry tells beside its event and fault, each fact with its name and told once."""
+    told = [_aim(entry)] if "params" in entry else []
+    if str(entry.get("reason", "")).endswith(f"by {entry.get('by')}"):
+        entry = entry | {"by": None}
+    told += [f"{name}: {_typed(entry[name])}" for name in _TOLD if entry.get(name) not in (None, [])]
+    return "; ".join(told)
 
 
 @app.command()
@@ -215,13 +249,15 @@ def stop(
     url: URL = DEFAULT_URL,
     key_file: KeyFile = None,
 ) -> None:
-    """End one fault. Ending it twice is harmless."""
+    """End one fault. Ending it twice is harmless; an id that the server never had is an error."""
     with _operator(url, key_file) as server:
         answer = server.stop(fault)
+    if not answer["known"]:
+        raise ServerError(f"this server never had a fault {fault!r}; `quaver chaos list` has their ids")
     if not answer["ended"]:
-        typer.echo(f"{fault}: was not in force")
+        typer.echo(f"{fault}: was over already")
         return
-    typer.echo(f"{fault}: ended, touched {answer['touched']} requests")
+    typer.echo(f"{fault}: ended{_touched(answer)}")
     if not answer["confirmed"]:
         typer.echo("the model process has not confirmed it; its lease ends there by itself", err=True)
 

@@ -51,7 +51,7 @@ def test_start_list_stop_and_the_journal(server: Server) -> None:
     listed = said("list")
     assert f"{fault_id}: " in listed and "halts when: interruptions=0.5" in listed
     assert "touched" in said("stop", fault_id)
-    assert "was not in force" in said("stop", fault_id)
+    assert "was over already" in said("stop", fault_id)
     wait_for(lambda: server.state()["ended"][0]["reverted"]["state"] != "pending")
     assert f"{fault_id}: stopped" in said("list")
     assert "reverted: not checked" in said("list")
@@ -67,6 +67,35 @@ def test_a_dry_run_and_a_preview_start_nothing(server: Server) -> None:
     assert "truncation may be started" in told
     assert "not known whom it would reach" in said("preview", "-s", "tenant=gold")  # no engine told of any
     assert server.in_force() == []
+
+
+def test_a_fault_of_the_whole_process_counts_no_requests(server: Server) -> None:
+    assert "strikes the whole model process" in said("start", "host_flip", "--dry-run")
+    fault_id = said("start", "host_flip", "-p", "share=0.5").split(":")[0]
+    told = said("list")
+    assert "what: share=0.5, burst=1; whom: the whole model process" in told
+    assert "a ttl of at most 900 s" in told and "standard deviation" in told
+    assert said("stop", fault_id).strip() == f"{fault_id}: ended"
+    begun, ended = (
+        line for line in said("journal").splitlines() if fault_id in line and "revert" not in line
+    )
+    assert "what: share=0.5, burst=1; whom: the whole model process; ttl_s: 60" in begun
+    listed = [line for line in said("list").splitlines() if fault_id in line]
+    assert listed and "touched" not in begun + ended + listed[0]
+
+
+def test_the_journal_tells_who_halted_once(server: Server) -> None:
+    said("start", "noise", "-s", "tenant=gold")
+    said("halt")
+    halted = next(line for line in said("journal").splitlines() if " halt" in line)
+    assert halted.endswith("halt reason: by operator:ops")
+    assert halted.count("operator:ops") == 1
+
+
+def test_stopping_what_never_was_is_an_error(server: Server) -> None:
+    result = CliRunner().invoke(app, ["chaos", "stop", "noise-00000000"])
+    assert result.exit_code == 1
+    assert "never had a fault 'noise-00000000'" in str(result.exception)
 
 
 def test_faults_that_meet_are_named(server: Server) -> None:
@@ -89,6 +118,20 @@ def test_halt_and_unblock(server: Server) -> None:
         (("noise", "--stop", "promql=up"), "QUAVER_PROMETHEUS_URL"),
         (("noise", "-p", "sigma=50"), "sigma of at most 10"),
         (("nose",), "unknown fault 'nose'"),
+        (
+            ("noise", "-p", "sigma=abc"),
+            'sigma has to be a number of at least 0 and of at most 100, not "abc"',
+        ),
+        (
+            ("noise", "-p", "sigma=NaN"),
+            'sigma has to be a number of at least 0 and of at most 100, not "NaN"',
+        ),
+        (("noise", "-p", "sigm=2"), "noise: there is no 'sigm'; the names are sigma, from_token"),
+        (("noise", "-p", "sigma=2", "-p", "sigma=3"), "sigma is given twice"),
+        (("noise", "-s", "share=2"), "share has to be a number above 0 and of at most 1, not 2"),
+        (("noise", "-s", "foo=1"), "selector: there is no 'foo'; the names are share, tenant, header, route"),
+        (("noise", "--stop", "foo=1"), "stop: there is no 'foo'; the names are alert, promql, interruptions"),
+        (("disk_slow",), "no KV cache on disk: start the server with QUAVER_KV_DISK_DIR"),
     ],
 )
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])

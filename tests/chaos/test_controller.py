@@ -47,8 +47,9 @@ async def test_start_list_touch_end(chaos, path):
         )
     assert chaos.controller.status()["faults"][0]["touched"] == 2
     assert (await chaos.controller.end(fault_id))["ended"]
-    assert not (await chaos.controller.end(fault_id))["ended"]
-    assert not (await chaos.controller.end("never-was"))["ended"]
+    for over, known in ((fault_id, True), ("never-was", False)):
+        again = await chaos.controller.end(over)
+        assert (again["ended"], again["known"]) == (False, known)
     assert chaos.model.hook.fault_ids() == []
     events = story(path)
     assert [entry["event"] for entry in events] == ["start", "end"]
@@ -175,7 +176,8 @@ async def test_a_hung_model_process_blocks_neither_halt_nor_end(chaos, path):
     await start(chaos, NOISE, selector={"tenant": "b"})
     chaos.model.hung = True
     ended = await asyncio.wait_for(chaos.controller.end(noise["fault_id"]), 2)
-    assert ended == {"fault_id": noise["fault_id"], "ended": True, "confirmed": False, "touched": 0}
+    told = {"ended": True, "known": True, "confirmed": False, "touched": 0}
+    assert ended == {"fault_id": noise["fault_id"], **told}
     halted = await asyncio.wait_for(chaos.controller.halt(), 2)
     assert not halted["confirmed"]
     assert [entry["event"] for entry in story(path)] == ["start", "start", "end", "halt", "end"]
