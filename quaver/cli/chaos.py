@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quaver.cli.http import DEFAULT_URL, URL, KeyFile, no_answer, read_key
+from quaver.cli.http import DEFAULT_URL, URL, KeyFile, ServerError, no_answer, read_key
 
 if TYPE_CHECKING:
     from chaos.client import ChaosClient
