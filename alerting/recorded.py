@@ -9,7 +9,7 @@ import numpy as np
 from alerting.baseline import Baseline
 from alerting.causes import Causes, Detail, Found, explain
 from alerting.scores import recorded, response_scores
-from alerting.statistics import temperature_band
+from alerting.statistics import BANDS, temperature_band
 from engine.messages import TOKEN_SIGNALS
 from telemetry import query
 
@@ -33,7 +33,9 @@ def explain_recorded(folder: Path, request_id: str, baseline: Baseline, causes: 
     band = temperature_band(requests[0]["temperature"] or 0.0)
     frozen = baseline.frozen.get(band)
     if frozen is None:
-        raise LookupError(f"the baseline knows no healthy answers of the temperature band {band!r}")
+        raise LookupError(
+            f"the baseline knows no healthy answers of the temperature band {band!r}, {BANDS[band]}"
+        )
     rows = [(row, found) for row in layers if (found := recorded(row)) is not None]
     depth = frozen.head_model.shape[1] if frozen.head_model is not None else 1
     details = [

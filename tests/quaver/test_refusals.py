@@ -61,7 +61,7 @@ def test_canaries_that_differ_in_health_are_a_warning(
 def test_what_is_no_url_is_called_so(url: str, key: str) -> None:
     with pytest.raises(ServerError, match="is no URL; --url or QUAVER_URL"):
         call("GET", url, "/quaver/alerts", "key")
-    for words in (["calibrate"], ["chaos", "list"]):
+    for words in (["calibrate"], ["chaos", "list"], ["quality"]):
         ended = CliRunner().invoke(app, [*words, "--key-file", key, "--url", url])
         assert "is no URL" in str(ended.exception)
 
