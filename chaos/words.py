@@ -21,10 +21,10 @@ _TYPES = {
     "array": "a list",
 }
 _BOUNDS = {
-    "minimum": "of at least {:g}",
-    "exclusiveMinimum": "above {:g}",
-    "maximum": "of at most {:g}",
-    "exclusiveMaximum": "below {:g}",
+    "minimum": "of at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "of at most {}",
+    "exclusiveMaximum": "below {}",
     "minLength": "of at least {}",
     "maxLength": "of at most {} characters",
 }

@@ -210,9 +210,11 @@ def _default(schema: dict[str, Any]) -> str:
 
 def _choices(schema: dict[str, Any]) -> str:
     """Show what a parameter may be: its words, or the numbers that this server allows."""
+    from chaos.faults.base import MAX_COUNT
+
     words = [_typed(word) for word in schema.get("enum", ()) if word != ""]
     limits = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-    words += [f"{sign} {schema[name]:g}" for name, sign in limits if name in schema]
+    words += [f"{sign} {schema[name]:g}" for name, sign in limits if schema.get(name, MAX_COUNT) != MAX_COUNT]
     return f" ({', '.join(words)})" if words else ""
 
 

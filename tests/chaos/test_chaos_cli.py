@@ -74,7 +74,7 @@ def test_a_fault_of_the_whole_process_counts_no_requests(server: Server) -> None
     fault_id = said("start", "host_flip", "-p", "share=0.5").split(":")[0]
     told = said("list")
     assert "what: share=0.5, burst=1; whom: the whole model process" in told
-    assert "a ttl of at most 900 s" in told and "standard deviation" in told
+    assert "a ttl of at most 900 s" in told and "in logits (nats) (≥ 0, ≤ 10)" in told
     assert said("stop", fault_id).strip() == f"{fault_id}: ended"
     begun, ended = (
         line for line in said("journal").splitlines() if fault_id in line and "revert" not in line
