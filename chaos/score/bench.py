@@ -100,11 +100,16 @@ class Bench:
                 i, item = waiting.pop()
                 meta = RequestMeta(request_id=str(i))
                 messages, faults = self._prompt_hook.apply(meta, item.messages)
-                touched |= {meta.request_id} if faults else set()
+                encoding, more = self._prompt_hook.encoding(
+                    meta, chat=True, bos=self.tokenizer.bos_id is not None
+                )
+                touched |= {meta.request_id} if faults or more else set()
                 params = SamplingParams(
                     max_tokens=item.max_tokens, temperature=temperature, seed=seed + i, full_signals=detail
                 )
-                ids = self.tokenizer.encode_prompt(self.tokenizer.chat(messages))
+                ids = self.tokenizer.encode_prompt(self.tokenizer.chat(messages, template=encoding.template))
+                if self.tokenizer.bos_id is not None:
+                    ids = [self.tokenizer.bos_id] * encoding.bos + ids
                 self.engine.submit(Submit(meta=meta, token_ids=ids, params=params))
                 opened[str(i)] = _Open(item, time.perf_counter(), TextStream(self.tokenizer))
             output = self.engine.step()

@@ -20,7 +20,6 @@ from chaos.score.answer import Answer
 from chaos.score.plan import Case
 from chaos.score.signals import raw_fires, scores
 from chaos.score.statistics import (
-    NOTHING,
     Estimate,
     auroc,
     paired_auroc,
@@ -97,11 +96,10 @@ class _Card:
 
     def fault(self, case: Case) -> dict[str, Any]:
         m = self.m
-        clean, struck = m.answers[self.healthy(case)], m.answers[case.name]
+        clean, struck = m.answers[case.healthy], m.answers[case.name]
         seen = replay.delay(m.rules, m.baseline, m.answers["clean"], struck, m.temperature)
         gap = float(np.mean([answer.seconds for answer in struck])) / m.at_once
-        control = f"{case.name}.control"
-        fired = self.alarms(control if control in m.answers else self.healthy(case), PASSIVE)
+        fired = self.alarms(case.control, PASSIVE)
         canary, canary_fired, canary_seen = self.canary(case)
         return {
             "title": case.title,
@@ -129,11 +127,9 @@ class _Card:
     def canary(self, case: Case) -> tuple[Estimate, Estimate, replay.Delay]:
         """AUROC of struck canaries against the same ones in health; the share that the control makes
         suspicious at the 5 % limit; canaries until their alert."""
-        struck = self.m.canaries.get(case.name)
-        if not struck:
-            return NOTHING, NOTHING, replay.Delay(None, 1.0)
+        struck = self.m.canaries[case.name]
         found = np.array(replay.canary_scores(self.judge, struck))
-        control = np.array(replay.canary_scores(self.judge, self.m.canaries[f"{case.name}.control"]))
+        control = np.array(replay.canary_scores(self.judge, self.m.canaries[case.control]))
         limit = self.m.canary_baseline.thresholds["signals@0.05"]
         return (
             paired_auroc(self.calm_canaries, found, [answer.family for answer in struck]),
@@ -142,7 +138,7 @@ class _Card:
         )
 
     def separation(self, case: Case, score: str) -> Estimate:
-        clean, struck = self.values(self.healthy(case), score), self.values(case.name, score)
+        clean, struck = self.values(case.healthy, score), self.values(case.name, score)
         return paired_auroc(clean, struck, [a.family for a in self.m.answers[case.name]])
 
     def alarms(self, cell: str, score: str) -> Estimate:
@@ -175,9 +171,6 @@ class _Card:
             "of": len(named),
         }
 
-    def healthy(self, case: Case) -> str:
-        return f"{case.name}.healthy" if case.healthy is not None else "clean"
-
     def raw(self, cases: Sequence[Case]) -> dict[str, Any]:
         """Share of answers that the fixed numbers call an L1."""
         names = ["clean", *(case.name for case in cases)]
@@ -194,7 +187,7 @@ class _Card:
         for case in cases:
             pairs = list(
                 zip(
-                    self.values(self.healthy(case), PASSIVE).tolist(),
+                    self.values(case.healthy, PASSIVE).tolist(),
                     self.values(case.name, PASSIVE).tolist(),
                     strict=True,
                 )

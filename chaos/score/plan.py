@@ -27,31 +27,36 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the card. `kind` and `params` are the fault's; a question that is itself the fault has no
-    kind but `twin`s: of the struck question, and of the same question in health."""
+    """A row of the card: a fault with its numbers. `beside_control`: struck answers are compared with those
+    under the control, since the fault asks another question than the prompt does."""
 
     name: str
     title: str
-    kind: str | None = None
+    kind: str
     params: dict[str, Any] = {}
-    struck: str | None = None
-    healthy: str | None = None
+    beside_control: bool = False
     cause: str | None = None  # of alerting/causes.yaml, which should be named first
     target: Target = Target()
 
     @property
     def nature(self) -> Nature:
         """Numeric controls run the fault's own path to no effect; semantic ones change the text."""
-        return "semantic" if self.kind is None or self.kind in PROMPT_KINDS else "numeric"
+        return "semantic" if self.kind in PROMPT_KINDS else "numeric"
+
+    @property
+    def control(self) -> str:
+        """Name of the control's cell."""
+        return f"{self.name}.control"
+
+    @property
+    def healthy(self) -> str:
+        """Name of the cell that struck answers are compared with."""
+        return self.control if self.beside_control else CLEAN.name
 
     def cells(self) -> Iterator[Cell]:
         """Yield what has to be generated for it beside the clean answers that all share."""
-        if self.healthy is not None:
-            yield Cell(name=f"{self.name}.healthy", twin=self.healthy)
-        yield Cell(name=self.name, kind=self.kind, params=self.params, twin=self.struck)
-        if self.kind is not None:
-            control = {**self.params, **KINDS[self.kind].control}
-            yield Cell(name=f"{self.name}.control", kind=self.kind, params=control)
+        yield Cell(name=self.name, kind=self.kind, params=self.params)
+        yield Cell(name=self.control, kind=self.kind, params={**self.params, **KINDS[self.kind].control})
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +79,9 @@ TWINS: dict[str, Twin] = {
 CASES: tuple[Case, ...] = (
     Case(
         name="absent_slot",
-        title="Question about what the passage does not say",
-        struck="absent",
-        healthy="answered",
+        title="Question that the passage does not answer",
+        kind="absent_slot",
+        beside_control=True,
         cause="beyond_knowledge",
         target=Target(passive=0.78, probed=0.80, responses=20, canaries=10),
     ),
@@ -87,11 +92,12 @@ CASES: tuple[Case, ...] = (
         target=Target(canaries=10),
     ),
     Case(name="premise", title="Question that takes a falsehood for granted", kind="premise"),
+    Case(name="citation", title="Citation of a document that is not there", kind="citation"),
     Case(
         name="truncation",
-        title="The last third of the passage is gone",
+        title="The sentence that answers is gone",
         kind="truncation",
-        params={"side": "suffix", "ratio": 0.34},
+        params={"side": "needle"},
         cause="context_lost",
         target=Target(passive=0.76, probed=0.82, responses=20, canaries=8),
     ),
@@ -119,6 +125,10 @@ CASES: tuple[Case, ...] = (
         cause="logits_changed",
         target=Target(passive=0.90, probed=0.98, responses=8, canaries=4),
     ),
+    Case(name="hidden_noise", title="Noise on the hidden state before the head", kind="hidden_noise"),
+    Case(name="head_noise", title="Noise on the weights of the head", kind="head_noise"),
+    Case(name="sampler", title="Sampler at temperature 1.8", kind="sampler"),
+    Case(name="template", title="Another model's chat template", kind="template"),
     Case(
         name="keys_rolled",
         title="Keys rolled, all layers",
@@ -146,7 +156,9 @@ CASES: tuple[Case, ...] = (
         name="pages_swapped",
         title="Pages of another prompt",
         kind="kv_swap",
+        params={"pages": 8},
         cause="context_lost",
         target=Target(passive=0.70, probed=0.80, responses=25, canaries=8),
     ),
+    Case(name="head_stuck", title="A head stuck on one position", kind="head_stuck"),
 )

@@ -56,8 +56,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     def total(self, cases: Sequence[Case]) -> int:
         """Answers to generate in all."""
         cells = 1 + sum(len(list(case.cells())) for case in cases)
-        known = 1 + sum(len(list(case.cells())) for case in cases if case.kind)
-        canary = self.canaries * (self.canary_rounds + self.canary_struck * known)
+        canary = self.canaries * (self.canary_rounds + self.canary_struck * cells)
         return (
             self.calibration
             + len(_CONTRAST) * (self.calibration // 4)
@@ -146,17 +145,14 @@ class _Run:
         )
 
     def _canaries(self) -> tuple[list[list[Answer]], dict[str, list[Answer]]]:
-        """Rounds in health, and answers under each fault and control; `clean`: in health again.
-
-        Where the question itself is the fault no known prompt has it.
-        """
+        """Rounds in health, and answers under each fault and control; `clean`: in health again."""
         sizes = self._sizes
         asked = generate("calibration", sizes.canaries, seed=15)
         rounds = [
             self._answers(f"canaries.health.{number}", asked, CLEAN, seed=number, temperature=0.0)
             for number in range(sizes.canary_rounds)
         ]
-        cells = [CLEAN, *(cell for case in self._cases if case.kind for cell in case.cells())]
+        cells = [CLEAN, *(cell for case in self._cases for cell in case.cells())]
         struck = {
             cell.name: [
                 answer
