@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from engine.fairness import Shares
+from engine.kv.loading import Loading
 from engine.kv.pages import PagePool
 from engine.kv.policy import Recompute
 from engine.kv.prefix import PrefixCache
-from engine.kv.tiers import Loading, Tiers
+from engine.kv.tiers import Tiers
 from engine.load import StepCost
 from engine.scheduler import Admission, Chunk, Sequence, admissions, chunks_of, shareable, sharing_unit
 

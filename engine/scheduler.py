@@ -21,8 +21,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from engine.fairness import Flow, flow_of
+from engine.kv.loading import Loading
 from engine.kv.prefix import Chain, PrefixCache
-from engine.kv.tiers import Loading
 from engine.messages import Submit
 from engine.models.step import Floats
 

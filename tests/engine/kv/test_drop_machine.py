@@ -9,8 +9,9 @@ from hypothesis.stateful import rule
 from torch import Tensor
 
 from engine.kv import names
+from engine.kv.loading import Tier
 from engine.kv.prefix import Entry
-from engine.kv.tiers import BLOCK_PAGES, Tier
+from engine.kv.tiers import BLOCK_PAGES
 from tests.engine.kv.test_drop import POLICY
 from tests.engine.kv.test_prefix import PAGE, submit
 from tests.engine.kv.test_tiers_machine import TOLERANCE, TiersMachine
