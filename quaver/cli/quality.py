@@ -89,7 +89,8 @@ def quality(
     earlier = None if against is None else _earlier(against)
     console, key = Console(markup=False, emoji=False), read_key("client", key_file)
 
-    call("GET", url, "/v1/models", key)  # nobody there, a wrong key: said at once
+    if not fault:  # with one, its dry start says so
+        call("GET", url, "/v1/models", key)  # nobody there, a wrong key: said at once
 
     def ask() -> dict[str, Any]:
         chosen: Any = tuple(probe or PROBES)
