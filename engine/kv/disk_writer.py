@@ -105,7 +105,9 @@ class DiskWriter:
     def _write(self, slot: DiskSlot, buffer: memoryview) -> None:
         """Write one block under the cap and make it visible; raises OSError, and leaves nothing behind."""
         folder, name = self._folder, slot.label.name
-        if not slot.wanted:
+        with folder.lock:
+            known = name in folder.index.entries  # the scan has found it since the place was reserved
+        if known or not slot.wanted:
             return
         if time.monotonic() < self._resume_at:
             folder.count("refused")
