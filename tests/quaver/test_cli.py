@@ -124,18 +124,20 @@ def test_chaos_list_shows_parameters_and_what_is_in_force(monkeypatch: pytest.Mo
         "selector": {"share": 0.5, "route": "search"},
     }
     lever = {"blocked": False, "reason": None}
-    state = {"enabled": True, "lever": lever, "faults": [fault], "kinds": describe()}
+    caps = {"faults": 4, "ttl_s": 600.0, "share": 1.0}
+    state = {"enabled": True, "lever": lever, "faults": [fault], "kinds": describe(), "caps": caps}
     monkeypatch.setattr(ChaosClient, "status", lambda self: state)
     monkeypatch.setenv("QUAVER_OPERATOR_KEY", "k")
     shown = CliRunner().invoke(app, ["chaos", "list"])
     assert shown.exit_code == 0, shown.output
     lines = [line.strip() for line in shown.output.splitlines()]
     assert "what: sigma=2.0, from_token=0; whom: share=0.5, route=search" in lines
-    assert "-p sigma=2.0: standard deviation, in logits (nats)" in lines
     assert (
-        "-p side=prefix: what is removed; needle: the sentence that answers (middle, needle, prefix, suffix)"
+        "allowed here: 4 faults at a time, a ttl of at most 600 s, a share of at most 1 of the requests"
         in lines
     )
+    assert any(line.startswith("-p sigma=2.0: standard deviation, in logits (nats)") for line in lines)
+    assert any("(middle, needle, prefix, suffix)" in line for line in lines)
 
 
 def test_version_is_a_command_and_an_option() -> None:
