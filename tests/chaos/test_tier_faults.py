@@ -175,7 +175,8 @@ def test_what_cannot_be_read_is_computed(
     assert tokens == cold
     assert end.reason == "length"
     assert end.tier_tokens == {}
-    assert set(bench.failures()) == {counter}
+    # A stale read may find that the other reader has just deleted the file it takes for the old one.
+    assert counter in set(bench.failures()) <= {counter, "errors"}
     assert bench.tiers.stats()[1].misses > 0
     bench.hook.detach("f")
     bench.sound()
