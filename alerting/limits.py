@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 import numpy as np
@@ -47,6 +47,15 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     values: list[float]
     start: float
     scale: Annotated[float, msgspec.Meta(gt=0)]
+
+    @classmethod
+    def of(cls, healthy: Iterable[float], floor: float) -> Self:
+        """Fit at least one healthy value; the scale is at least `floor`."""
+        values = sorted(healthy)
+        start = float(np.quantile(values, 1 - _TAIL))
+        beyond = [value - start for value in values if value > start]
+        scale = sum(beyond) / len(beyond) if beyond else 0.0
+        return cls(values=values, start=start, scale=max(scale, floor))
 
     def score(self, value: float) -> float:
         """Return −ln of the healthy tail probability at a value (negated for the low side)."""
@@ -147,13 +156,8 @@ def tail_scores(
 
 
 def _tail(healthy: Sequence[Mapping[str, float]], statistic: Statistic) -> Tail | None:
-    values = sorted(_signed(h[statistic.name], statistic) for h in healthy if statistic.name in h)
-    if not values:
-        return None
-    start = float(np.quantile(values, 1 - _TAIL))
-    beyond = [value - start for value in values if value > start]
-    scale = sum(beyond) / len(beyond) if beyond else 0.0
-    return Tail(values=values, start=start, scale=max(scale, _SCALE_FLOOR))
+    values = [_signed(h[statistic.name], statistic) for h in healthy if statistic.name in h]
+    return Tail.of(values, _SCALE_FLOOR) if values else None
 
 
 def _signed(value: float, statistic: Statistic) -> float:

@@ -7,7 +7,6 @@ false-alarm bounds rest on the third alone.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from alerting.baseline import BaselineError, write
 from alerting.canary.reading import SIGNALS, Array, Reading
 from alerting.limits import Count, Tail, conformal_threshold
+from alerting.scores.frozen import Packed
 from engine.api.body import decode
 
 FORMAT_VERSION = 1
@@ -37,32 +37,15 @@ _FLOORS = {
 }
 _CLIP = 20.0  # of one head's distance
 _SPREAD = 1e-3
-_TAIL = 0.1
 _SURE = 0.9  # a canary that is right less often in health says nothing by being wrong
-
-
-class Matrix(msgspec.Struct, frozen=True):
-    """An array of float16: its shape, and its little-endian bytes in base64."""
-
-    shape: list[int]
-    data: str
-
-    @classmethod
-    def of(cls, array: Array) -> Matrix:
-        """Pack an array."""
-        return cls(list(array.shape), base64.b64encode(array.astype("<f2").tobytes()).decode())
-
-    def array(self) -> Array:
-        """Unpack it as float32; raises ValueError when shape and bytes do not fit."""
-        return np.frombuffer(base64.b64decode(self.data), "<f2").reshape(self.shape).astype(np.float32)
 
 
 class Profile(msgspec.Struct, frozen=True):
     """One canary in health: means of `SIGNALS`, its heads, and how many of its answers were right."""
 
     means: list[float]
-    heads: Matrix
-    onset: Matrix
+    heads: Packed
+    onset: Packed
     right: Count
 
 
@@ -84,7 +67,7 @@ class CanaryBaseline(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str
     prompts: str  # prompt.digest
     profiles: dict[str, Profile]
-    spread: dict[str, Matrix]  # of heads and onset among the canaries
+    spread: dict[str, Packed]  # of heads and onset among the canaries
     tails: dict[str, Tail]
     thresholds: dict[str, float]
     counts: dict[str, Count]
@@ -122,11 +105,11 @@ class Judge:
         self._baseline = baseline
         self._ruler = _Ruler(
             {
-                name: Reading(np.asarray(p.means, np.float32), p.heads.array(), p.onset.array())
+                name: Reading(np.asarray(p.means, np.float32), _unpacked(p.heads), _unpacked(p.onset))
                 for name, p in baseline.profiles.items()
             },
-            baseline.spread["heads"].array(),
-            baseline.spread["onset"].array(),
+            _unpacked(baseline.spread["heads"]),
+            _unpacked(baseline.spread["onset"]),
         )
 
     def compare(self, canary: str, reading: Reading, right: bool) -> Comparison | None:
@@ -171,7 +154,10 @@ def build(
     onset = _spread([mean.onset for mean in means.values()])
     ruler = _Ruler(means, heads, onset)
     fitted = [ruler.distances(a.canary, a.reading) for a in heaps[1]]
-    tails = {name: _tail([d[name] for d in fitted if name in d], floor) for name, floor in _FLOORS.items()}
+    tails = {
+        name: Tail.of([d[name] for d in fitted if name in d] or [0.0], floor)
+        for name, floor in _FLOORS.items()
+    }
     strongest = [max(_scores(d, tails).values(), default=0.0) for d in fitted]
     draft = CanaryBaseline(
         version=FORMAT_VERSION,
@@ -182,13 +168,13 @@ def build(
         profiles={
             name: Profile(
                 [float(value) for value in mean.means],
-                Matrix.of(mean.heads),
-                Matrix.of(mean.onset),
+                _packed(mean.heads),
+                _packed(mean.onset),
                 Count(sum(a.right for a in own[name]), len(own[name])),
             )
             for name, mean in means.items()
         },
-        spread={"heads": Matrix.of(heads), "onset": Matrix.of(onset)},
+        spread={"heads": _packed(heads), "onset": _packed(onset)},
         tails=tails,
         thresholds={_signals(level): conformal_threshold(strongest, level) for level in LEVELS},
         counts={},
@@ -261,14 +247,6 @@ def _spread(arrays: Sequence[Array]) -> Array:
     return found
 
 
-def _tail(values: list[float], floor: float) -> Tail:
-    """Fit the healthy tail of a distance; beyond its 90th percentile it is exponential."""
-    values = sorted(values) or [0.0]
-    start = float(np.quantile(values, 1 - _TAIL))
-    beyond = [value - start for value in values if value > start]
-    return Tail(values=values, start=start, scale=max(sum(beyond) / max(1, len(beyond)), floor))
-
-
 def _scores(distances: Mapping[str, float], tails: Mapping[str, Tail]) -> dict[str, float]:
     return {name: tails[name].score(value) for name, value in distances.items()}
 
@@ -279,3 +257,11 @@ def _signals(level: float) -> str:
 
 def _sure(right: Count) -> bool:
     return right.trials > 0 and right.events >= _SURE * right.trials
+
+
+def _packed(array: Array) -> Packed:
+    return Packed.of(array, "<f2")
+
+
+def _unpacked(packed: Packed) -> Array:
+    return packed.array().astype(np.float32)

@@ -71,7 +71,7 @@ class _Card:
         self.limits = {name: conformal_threshold([s[name] for s in calm], ALPHA) for name in (PASSIVE, TAP)}
         self.judge = Judge(material.canary_baseline)
         self._causes = load_causes()
-        self.calm_canaries = np.array(replay.canary_scores(self.judge, material.canaries["clean"]))
+        self.calm_canaries = replay.distances(replay.compared(self.judge, material.canaries["clean"]))
 
     def whole(self, cases: Sequence[Case]) -> dict[str, Any]:
         pages = replay.clean_pages(self.m.rules, self.m.baseline, self.m.clean_replay, self.m.temperature)
@@ -128,13 +128,13 @@ class _Card:
         """AUROC of struck canaries against the same ones in health; the share that the control makes
         suspicious at the 5 % limit; canaries until their alert."""
         struck = self.m.canaries[case.name]
-        found = np.array(replay.canary_scores(self.judge, struck))
-        control = np.array(replay.canary_scores(self.judge, self.m.canaries[case.control]))
+        found = replay.compared(self.judge, struck)
+        control = replay.distances(replay.compared(self.judge, self.m.canaries[case.control]))
         limit = self.m.canary_baseline.thresholds["signals@0.05"]
         return (
-            paired_auroc(self.calm_canaries, found, [answer.family for answer in struck]),
+            paired_auroc(self.calm_canaries, replay.distances(found), [answer.family for answer in struck]),
             share(int((control > limit).sum()), len(control)),
-            replay.canary_delay(self.m.rules, self.m.canary_baseline, struck),
+            replay.canary_delay(self.m.rules, self.m.canary_baseline, struck, found),
         )
 
     def separation(self, case: Case, score: str) -> Estimate:

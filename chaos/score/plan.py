@@ -10,7 +10,6 @@ import msgspec
 from chaos.faults.registry import KINDS, PROMPT_KINDS
 from chaos.prompts import Item, twins
 
-Role = Literal["clean", "fault", "control"]
 Nature = Literal["numeric", "semantic"]
 
 Twin = Callable[[Item], Item]

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from alerting.alerts import Alert, AlertBook
 from alerting.baseline import Baseline
 from alerting.breaker import Breaker
-from alerting.canary.baseline import CanaryBaseline
+from alerting.canary.baseline import CanaryBaseline, Comparison
 from alerting.canary.baseline import Judge as CanaryJudge
 from alerting.canary.prompt import Guarded
 from alerting.canary.reading import Reader, Reading
@@ -23,6 +23,7 @@ from alerting.metrics import AlertMetrics
 from alerting.rules import Rules
 from chaos.score.answer import Answer
 from chaos.score.signals import MODEL, tell
+from chaos.score.statistics import Floats
 
 QUANTIZATION = "scored"
 _HEALTHY = 0.03  # share of readers who leave in health, below what a baseline takes for healthy
@@ -144,31 +145,33 @@ def reading(answer: Answer) -> Reading | None:
     return reader.take("it")
 
 
-def canary_scores(judge: CanaryJudge, answers: Sequence[Answer]) -> list[float]:
-    """Return each answer's distance from its canary's own in health; 0 without signals."""
-    found = []
-    for answer in answers:
-        mine = reading(answer)
-        comparison = None if mine is None else judge.compare(answer.item, mine, answer.correct)
-        found.append(0.0 if comparison is None else comparison.score)
-    return found
+def compared(judge: CanaryJudge, answers: Sequence[Answer]) -> list[Comparison | None]:
+    """Return each answer beside its canary's own in health; None without signals."""
+    return [
+        None if (mine := reading(answer)) is None else judge.compare(answer.item, mine, answer.correct)
+        for answer in answers
+    ]
 
 
-def canary_delay(rules: Rules, baseline: CanaryBaseline, struck: Sequence[Answer]) -> Delay:
+def distances(comparisons: Sequence[Comparison | None]) -> Floats:
+    """Return the score of each comparison; 0 for None."""
+    return np.array([0.0 if comparison is None else comparison.score for comparison in comparisons])
+
+
+def canary_delay(
+    rules: Rules,
+    baseline: CanaryBaseline,
+    struck: Sequence[Answer],
+    comparisons: Sequence[Comparison | None],
+) -> Delay:
     """Count struck canaries until their alert fires, over several orders of the same answers."""
-    judge = CanaryJudge(baseline)
-    compared = []
-    for answer in struck:
-        mine = reading(answer)
-        comparison = None if mine is None else judge.compare(answer.item, mine, answer.correct)
-        if comparison is not None:
-            compared.append((answer, comparison))
+    seen = [(a, c) for a, c in zip(struck, comparisons, strict=True) if c is not None]
     counts: list[int] = []
     for order in range(_ORDERS):
         raised: list[Alert] = []
         watch = Watch(rules, AlertBook(raised.append))
         watch.use(baseline, 0.0)
-        drawn = random.Random(order).sample(compared, len(compared))
+        drawn = random.Random(order).sample(seen, len(seen))
         for number, (answer, comparison) in enumerate(drawn, 1):
             watch.add(
                 str(number),

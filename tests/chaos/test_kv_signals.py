@@ -12,6 +12,7 @@ import pytest
 
 from chaos.model_hook import factory
 from chaos.prompts import generate
+from chaos.score.statistics import auroc
 from engine.core import load_engine
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS, AttachFault, RequestMeta, SamplingParams, Submit
 from engine.models.loader import load_tokenizer
@@ -88,12 +89,6 @@ def scores(found, baseline, units):
     """Root mean square of the z-scores of each prompt's features [prompts]."""
     z = np.abs((found - baseline) / units)
     return np.sqrt((np.where(np.isfinite(z), z.clip(max=CAP), CAP) ** 2).mean(1))
-
-
-def auroc(clean, struck):
-    """Chance that a struck answer scores above a clean one."""
-    above = struck[:, None] - clean[None]
-    return float((above > 0).mean() + (above == 0).mean() / 2)
 
 
 @pytest.fixture(scope="module")

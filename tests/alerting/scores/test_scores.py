@@ -21,6 +21,7 @@ from alerting.scores import (
 )
 from alerting.scores.onset import highest_cusum, highest_mean
 from alerting.scores.rauq import RauqHeads, rauq
+from chaos.score.statistics import auroc
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
 
 LAYERS, HEADS, WIDTH = 6, 4, len(TOKEN_SIGNALS)
@@ -75,11 +76,6 @@ def frozen() -> Frozen:
 
 def scores(frozen: Frozen | None, response: Response) -> dict[str, float]:
     return response_scores(response.tokens, response.layers, response.sentence, frozen)
-
-
-def auroc(clean: list[float], struck: list[float]) -> float:
-    above = np.asarray(struck)[:, None] - np.asarray(clean)[None]
-    return float((above > 0).mean() + (above == 0).mean() / 2)
 
 
 def compare(frozen: Frozen, name: str, n: int = 60, sparse: bool = False, **fault: float) -> float:
