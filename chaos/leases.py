@@ -10,8 +10,8 @@ import msgspec
 
 from chaos.faults.base import Fault
 from chaos.selector import Selector, parse_selector
-from chaos.words import convert
 from engine.messages import AttachFault, RequestMeta
+from engine.words import convert
 
 F = TypeVar("F", bound=Fault)
 

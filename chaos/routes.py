@@ -13,9 +13,9 @@ from starlette.routing import Route
 from chaos.contract import ChaosError, StartFault
 from chaos.controller import Controller
 from chaos.stops import StopWhen
-from chaos.words import convert
 from engine.api.body import body_of, decode
 from engine.api.errors import ApiError
+from engine.words import convert
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from chaos.words import convert
 from engine.messages import RequestMeta
+from engine.words import convert
 
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Header = Annotated[

@@ -36,7 +36,7 @@ from chaos.faults.tier_staging import DiskStaging
 from chaos.faults.tier_stale import DiskStale
 from chaos.faults.tier_torn import DiskTorn
 from chaos.faults.truncation import Truncation
-from chaos.words import convert
+from engine.words import convert
 
 PROMPT_KINDS: dict[str, type[PromptFault | EncodingFault]] = {
     kind.kind: kind for kind in (AbsentSlot, Authority, Premise, Citation, Truncation, Template, DoubleBos)

@@ -15,7 +15,7 @@ from chaos.load.questions import sized, supply
 from chaos.load.readers import Question
 from chaos.load.reading import Patience
 from chaos.load.slo import Slo
-from chaos.words import convert
+from engine.words import convert
 
 _PREFIX = "QUAVER_LOAD_"
 

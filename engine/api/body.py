@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -11,11 +12,14 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from engine.api.errors import ApiError
+from engine.words import in_words
 
 #: How long a small body, of anything but a generation, may take to arrive.
 TIMEOUT_S = 30.0
 
 T = TypeVar("T")
+
+_MALFORMED = re.compile(r"^JSON is malformed: | - at `.*`$")
 
 
 class DisconnectedError(Exception):
@@ -66,3 +70,7 @@ def decode(body: bytes, shape: Any = Any) -> Any:
         return msgspec.json.decode(body, type=shape)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        if isinstance(error, msgspec.ValidationError) and shape is not Any:
+            raise in_words(error, decode(body), shape) from None
+        raise ValueError(_MALFORMED.sub("", str(error))) from None

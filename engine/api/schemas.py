@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeVar
 
 import msgspec
 
 from engine.api.body import decode
 from engine.api.errors import ApiError
+from engine.words import ShapeError, convert
 
 MAX_STOP = 4
 MAX_STOP_LENGTH = 256
@@ -42,8 +42,6 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
 }
-_AT = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$")
-_FIELD = re.compile(r"field `(\w+)`")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -121,9 +119,10 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
     _refuse_unsupported(raw, kind)
     try:
-        request = msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        request = convert(raw, kind)
+    except ShapeError as error:
+        code = "missing_required_parameter" if error.missing else "invalid_type"
+        raise ApiError(400, code, str(error), param=error.path or None) from None
     _check_ranges(request)
     return request
 
@@ -211,7 +210,7 @@ def _check_ranges(request: ChatRequest | CompletionRequest) -> None:
     for name, low, high in limits:
         value = getattr(request, name, None)
         if value is not None and not low <= value <= high:
-            raise _value(name, f"must be from {low:g} to {high:g}; got {str(value)[:20]}")
+            raise _value(name, f"must be from {low} to {high}; got {str(value)[:20]}")
     if request.top_p is not None and not 0 < request.top_p <= 1:
         raise _value("top_p", f"must be above 0 and at most 1; got {request.top_p:g}")
     if request.stream_options is not None and not request.stream:
@@ -254,14 +253,3 @@ def _text(message: Message, where: str) -> str:
 
 def _value(param: str, message: str) -> ApiError:
     return ApiError(400, "invalid_value", f"{param} {message}", param=param)
-
-
-def _invalid(message: str) -> ApiError:
-    """Turn msgspec's message, which ends with a path, into ours with a param."""
-    located = _AT.match(message)
-    reason, path = (located[1], located[2]) if located else (message, "")
-    named = _FIELD.search(reason)
-    if named:
-        path = f"{path}.{named[1]}" if path else named[1]
-    code = "missing_required_parameter" if "missing required" in reason else "invalid_type"
-    return ApiError(400, code, f"{path or 'body'}: {reason}", param=path or None)

@@ -10,7 +10,7 @@ import pytest
 from chaos.contract import StartFault
 from chaos.faults.registry import KINDS, parse_fault
 from chaos.selector import Selector
-from chaos.words import convert
+from engine.words import convert
 
 START = {"kind": "noise", "ttl_s": 1.0}
 
@@ -38,7 +38,7 @@ START = {"kind": "noise", "ttl_s": 1.0}
         ),
         (START | {"a` - at `$.b": 1}, StartFault, "b: there is no 'a'"),
         (START | {"seed": "9" * 99}, StartFault, 'seed has to be a whole number, not "' + 59 * "9" + "…"),
-        ([1], StartFault, "it has to be values with names"),
+        ([1], StartFault, "it has to be an object"),
         (
             {"side": "left"},
             KINDS["truncation"],

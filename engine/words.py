@@ -10,14 +10,15 @@ import msgspec
 
 T = TypeVar("T")
 
-_WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_WHERE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 _NAME = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"[^.\[\]]+|\[\d+\]|\[\.\.\.\]")
 _TYPES = {
     "string": "a text",
     "number": "a number",
     "integer": "a whole number",
     "boolean": "true or false",
-    "object": "values with names",
+    "object": "an object",
     "array": "a list",
 }
 _BOUNDS = {
@@ -31,36 +32,47 @@ _BOUNDS = {
 _SHOWN = 60  # characters of a wrong value
 
 
+class ShapeError(ValueError):
+    """A value is not what it should be. `path` leads to the field ("": the whole), which may be `missing`."""
+
+    def __init__(self, message: str, path: str, missing: bool) -> None:
+        super().__init__(message)
+        self.path = path
+        self.missing = missing
+
+
 def convert(raw: Any, shape: type[T], *, strict: bool = True) -> T:
     """Return JSON's values as a struct of type `shape`; unless `strict`, texts that say a number are one.
 
-    Raises ValueError that names the field and says what it may be; where a name is not known, those that are.
+    Raises ShapeError that names the field and says what it may be; where a name is not known, those that are.
     """
     try:
         return msgspec.convert(raw, shape, strict=strict)
     except msgspec.ValidationError as error:
-        found = _WHERE.fullmatch(str(error))
-        assert found is not None, "matches any text"
-        raise ValueError(_words(found[1], found[2] or "", raw, shape)) from None
+        raise in_words(error, raw, shape) from None
 
 
-def _words(said: str, path: str, raw: Any, shape: type[Any]) -> str:
+def in_words(error: msgspec.ValidationError, raw: Any, shape: type[Any]) -> ShapeError:
+    """Return what the decoder says of `raw` in words for whoever sent it."""
+    found = _WHERE.fullmatch(str(error))
+    assert found is not None, "matches any text"
+    said, path = found[1], found[2] or ""
     document = msgspec.json.schema(shape)
     here = _resolved(document, document)
-    for name in re.findall(r"\w+|\[\.\.\.\]", path):
-        field = here.get("properties", {}).get(name) or here.get("additionalProperties")
-        here = _resolved(field or {}, document)
-        raw = raw.get(name) if isinstance(raw, dict) else None
+    for step in _STEP.findall(path):
+        here = _inside(here, step, document)
+        raw = _value(raw, step)
     place = f"each of {path[:-5]}" if path.endswith("[...]") else path
     if (name := _NAME.fullmatch(said)) is not None:
-        lacks = name[1].startswith("missing")
-        known, asked = ", ".join(here.get("properties", ())), name[2][:_SHOWN]
-        told = f"{asked!r} is missing" if lacks else f"there is no {asked!r}; the names are {known}"
-        return f"{place}: {told}" if place else told
+        asked = name[2][:_SHOWN]
+        missing = name[1].startswith("missing")
+        known = ", ".join(here.get("properties", ()))
+        told = f"{asked!r} is missing" if missing else f"there is no {asked!r}; the names are {known}"
+        return ShapeError(f"{place}: {told}" if place else told, f"{path}.{asked}".lstrip("."), missing)
     if not said.startswith(("Expected", "Invalid")):
-        return f"{place}: {said}" if place else said
+        return ShapeError(f"{place}: {said}" if place else said, path, False)
     value = "" if raw is None or isinstance(raw, dict | list) else f", not {_shown(raw)}"
-    return f"{place or 'it'} has to be {allowed(here)}{value}"
+    return ShapeError(f"{place or 'it'} has to be {allowed(here)}{value}", path, False)
 
 
 def _resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +82,23 @@ def _resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any
     return found
 
 
+def _inside(schema: dict[str, Any], step: str, document: dict[str, Any]) -> dict[str, Any]:
+    """The schema of what a step of a path leads to: a name, a place in a list, or any value of a map."""
+    for option in schema.get("anyOf", [schema]):
+        whole = _resolved(option, document)
+        found = whole.get("items") if step.startswith("[") else None
+        found = found or whole.get("properties", {}).get(step) or whole.get("additionalProperties")
+        if found:
+            return _resolved(found, document)
+    return {}
+
+
+def _value(raw: Any, step: str) -> Any:
+    if isinstance(raw, list) and step[1:-1].isdecimal():
+        return raw[int(step[1:-1])]
+    return raw.get(step) if isinstance(raw, dict) else None
+
+
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
@@ -77,6 +106,8 @@ def _shown(value: Any) -> str:
 
 def allowed(schema: dict[str, Any]) -> str:
     """Say what a field of a JSON schema may be."""
+    if "$ref" in schema:  # to a struct
+        return _TYPES["object"]
     if "enum" in schema:
         return "one of " + ", ".join(str(word) for word in schema["enum"] if word != "")
     if "anyOf" in schema:
