@@ -6,8 +6,6 @@ passed: the false-alarm bounds rest on the second half alone. Route `*` pools al
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from alerting.files import write
 from alerting.limits import L1, Count, Limits, fit_limits
 from alerting.rules import QuantilePreset, RawPreset, Rules
 from alerting.samples import Sample, scored
@@ -165,21 +164,6 @@ def build(
 def save(baseline: Baseline, path: Path) -> None:
     """Write a baseline; readers see the old file or the whole new one."""
     write(path, msgspec.json.format(msgspec.json.encode(baseline)))
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file, synced; readers see the old one or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        part = Path(file.name)
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
 
 
 def archive(path: Path) -> Path | None:

@@ -45,8 +45,10 @@ class Evaluator:
         *,
         clock: Callable[[], float] = time.time,
         on_l1: Callable[[str, str], None] | None = None,
+        on_verdict: Callable[[str, Verdict], None] | None = None,
     ) -> None:
-        """`on_l1(request_id, name)` hears which response raised an L1 of the paging preset, and its cause."""
+        """`on_l1(request_id, name)` hears which response raised an L1 of the paging preset, and its cause;
+        `on_verdict(request_id, verdict)` how that preset judged a response that is over."""
         self.preset = preset
         self._rules = rules
         self._pager = Pager(rules, book, breaker)
@@ -55,6 +57,7 @@ class Evaluator:
         self._metrics = metrics
         self._clock = clock
         self._on_l1 = on_l1
+        self._on_verdict = on_verdict
         self._judges = {name: Judge(name, rules) for name in rules.presets}
         self._raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
         self._open: OrderedDict[str, OpenResponse] = OrderedDict()
@@ -149,6 +152,8 @@ class Evaluator:
         evidence = self._route(route)
         verdict = verdicts.get(self.preset)
         if verdict is not None:
+            if self._on_verdict is not None:
+                self._on_verdict(event.request_id, verdict)
             evidence.add_response(
                 verdict,
                 event.time,

@@ -16,7 +16,7 @@ Condition = Literal["l1_rate", "joint", "leaving"]
 
 _EPISODE_GAP_S = 30.0  # without a live L1 for so long, interruptions start from nothing
 _RECENT = 50
-_CAP = 10.0  # of the threshold: evidence of long ago is forgotten within a few healthy responses
+CAP = 10.0  # of the threshold: evidence of long ago is forgotten within a few healthy responses
 
 
 class RouteEvidence:
@@ -26,12 +26,12 @@ class RouteEvidence:
         self.name = name
         self._rules = rules
         self._preset = preset
-        grid, cap = rules.rate.grid, _CAP * rules.rate.threshold
+        grid, cap = rules.rate.grid, CAP * rules.rate.threshold
         self.l1 = Bank(grid, cap)  # every test of the model's side
         self.calm = Bank(grid, cap)  # frequent tests that are passed too seldom
         self.confidence = Bank(grid, cap)
         self.entropy = Bank(grid, cap)
-        self._signal = _signals(preset)
+        self._signal = inputs_of(preset)
         self.interruption = EDetector(grid, cap)
         self.leaving = EDetector(grid, cap)  # interruptions while an L1 is live
         share = preset.l2.tenant_share
@@ -197,7 +197,7 @@ class RouteEvidence:
         self.live_interruptions = self.live_responses = 0
 
 
-def _signals(preset: RawPreset | QuantilePreset) -> dict[str, str]:
+def inputs_of(preset: RawPreset | QuantilePreset) -> dict[str, str]:
     """Return which of the joint inputs each test belongs to."""
     if isinstance(preset, RawPreset):
         return {}

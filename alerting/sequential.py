@@ -57,8 +57,8 @@ class EDetector:
 
     def take(self, x: bool, p0: float) -> None:
         """Take one response in."""
-        factors = _factors(self._grid, p0)[x]
-        self._evidence = [(1 + e) * factor for e, factor in zip(self._evidence, factors, strict=True)]
+        now = factors(self._grid, p0)[x]
+        self._evidence = [(1 + e) * factor for e, factor in zip(self._evidence, now, strict=True)]
         if max(self._evidence) > self._cap:
             self._evidence = [min(e, self._cap) for e in self._evidence]
 
@@ -78,7 +78,7 @@ class EDetector:
 
 
 @lru_cache(maxsize=4096)
-def _factors(grid: tuple[float, ...], p0: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def factors(grid: tuple[float, ...], p0: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return what evidence is multiplied by when X is 0 and when it is 1, for each alternative."""
     p0 = min(max(p0, _RATE_MIN), _RATE_MAX)
     thetas = [p0 + share * (1 - p0) for share in grid]

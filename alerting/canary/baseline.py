@@ -16,8 +16,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from alerting.baseline import BaselineError, write
+from alerting.baseline import BaselineError
 from alerting.canary.reading import SIGNALS, Array, Reading
+from alerting.files import write
 from alerting.limits import Count, Tail, conformal_threshold
 from alerting.scores.frozen import Packed
 from engine.api.body import decode

@@ -89,5 +89,18 @@ class AbsentSlot(PromptFault, frozen=True, kw_only=True):
         return [*messages[:target], {**messages[target], "content": content}, *messages[target + 1 :]]
 
 
+def told_answer(content: str) -> str | None:
+    """Return what a passage of the control answers to the fault's question; None where it tells nothing."""
+    start = question_start(content)
+    passage, question = content[:start], content[start:].strip()
+    for slot in _SLOTS:
+        before, after = slot.question.split("{s}")
+        if question.startswith(before) and question.endswith(after):
+            name = question[len(before) : len(question) - len(after)]
+            told = (v for v in slot.values if _capital(slot.statement.format(s=name, v=v)) in passage)
+            return next(told, None)
+    return None
+
+
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from chaos.probes import proportion
+from chaos.resampling import clustered
 
-_DRAWS = 2000
 _Z = 1.959964
 
 
@@ -52,7 +50,8 @@ def rate(good: Sequence[bool], families: Sequence[str], seed: int = 0) -> Rate:
     wilson = proportion(sum(good), len(good))
     if wilson.rate is None or wilson.low is None or wilson.high is None:
         return Rate(n=0, good=0, rate=None, low=None, high=None)
-    low, high = _resampled(np.asarray(good, float), families, seed)
+    found = np.asarray(good, float)
+    low, high = clustered(lambda rows: float(found[rows].mean()), families, seed)
     return Rate(
         n=len(good),
         good=wilson.correct,
@@ -73,7 +72,8 @@ def difference(
         return Difference(n=0, worse=0, better=0, change=None, low=None, high=None)
     centre = (better - worse) / (n + 2)
     spread = _Z * math.sqrt(worse + better + 1 - (better - worse) ** 2 / (n + 2)) / (n + 2)
-    low, high = _resampled(np.asarray(after, float) - np.asarray(before, float), families, seed)
+    apart = np.asarray(after, float) - np.asarray(before, float)
+    low, high = clustered(lambda rows: float(apart[rows].mean()), families, seed)
     return Difference(
         n=n,
         worse=worse,
@@ -82,14 +82,3 @@ def difference(
         low=max(-1.0, min(low, centre - spread)),
         high=min(1.0, max(high, centre + spread)),
     )
-
-
-def _resampled(values: NDArray[np.float64], families: Sequence[str], seed: int) -> tuple[float, float]:
-    """Return the middle 95 % of the mean of `values` [replies] over families drawn with replacement."""
-    _, member = np.unique(np.asarray(families), return_inverse=True)
-    sums = np.bincount(member, weights=values)
-    sizes = np.bincount(member)
-    drawn = np.random.default_rng(seed).integers(0, len(sizes), (_DRAWS, len(sizes)))
-    means: NDArray[Any] = sums[drawn].sum(1) / sizes[drawn].sum(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)

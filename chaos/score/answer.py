@@ -8,13 +8,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from alerting.baseline import write
+from alerting.files import write
 from engine.messages import HEAD_SIGNALS, TOKEN_SIGNALS
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """`tokens` is float32 [tokens, TOKEN_SIGNALS], `heads` float16 [tokens, HEAD_SIGNALS, layers, heads], as
-    bytes. `touched`: the fault acted on it. Seconds are those from its submission to its end."""
+    bytes. `touched`: the fault acted on it. Seconds are those from its submission to its end. It is `correct`
+    as its item says, `as_asked` where another question was asked in the item's place. `peers`: scores that
+    others use, where they were wanted."""
 
     item: str
     family: str
@@ -26,6 +28,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     tokens: bytes
     heads: bytes
+    as_asked: bool | None = None
+    peers: dict[str, float] = {}
+
+    @property
+    def right(self) -> bool:
+        """Whether it is right to say to what was asked after all."""
+        return self.correct if self.as_asked is None else self.as_asked
 
     @property
     def token_rows(self) -> NDArray[np.float32]:

@@ -12,13 +12,15 @@ import numpy as np
 from alerting.baseline import Baseline
 from alerting.canary.baseline import CanaryBaseline, Judge
 from alerting.causes import explain, load_causes
+from alerting.judge import Verdict
 from alerting.limits import conformal_threshold
 from alerting.rules import Rules
 from alerting.scores import Frozen
 from chaos.score import replay
 from chaos.score.answer import Answer
 from chaos.score.plan import Case
-from chaos.score.signals import raw_fires, scores
+from chaos.score.run_length import RunLength, run_length
+from chaos.score.signals import ROUTE, raw_fires, scores
 from chaos.score.statistics import (
     Estimate,
     auroc,
@@ -30,12 +32,13 @@ from chaos.score.statistics import (
 
 ALPHA = 0.05
 PASSIVE, TAP = "combined", "combined_tap"
-#: Scores that others use too, by the names they are known by.
+#: Scores that others use too, by the names they are known by. Of ours, RAUQ has its heads frozen.
 PEERS = {
     "response length": "length",
     "max softmax probability": "response_doubt",
     "perplexity": "response_surprisal",
     "entropy": "response_entropy",
+    "EPR": "EPR",
     "RAUQ": "rauq",
 }
 _BLIND_DRAWS = 200
@@ -75,6 +78,7 @@ class _Card:
 
     def whole(self, cases: Sequence[Case]) -> dict[str, Any]:
         pages = replay.clean_pages(self.m.rules, self.m.baseline, self.m.clean_replay, self.m.temperature)
+        lengths = self.run_length(pages.verdicts)
         faults = {case.name: self.fault(case) for case in cases}
         return {
             "faults": faults,
@@ -84,11 +88,14 @@ class _Card:
                 "upper95": rate_upper(pages.l2, pages.responses),
                 "warnings": pages.l1,
                 "fpr": _estimate(self.alarms("clean", PASSIVE)),
+                "run_length": {
+                    "wanted": self.m.rules.rate.threshold,
+                    "simulated": lengths.responses,
+                    "resampled": _estimate(lengths.resampled),
+                    "at_bound": _estimate(lengths.at_bound),
+                },
             },
-            "peers": {
-                name: {case.name: self.separation(case, score).value for case in cases}
-                for name, score in PEERS.items()
-            },
+            "peers": self.peers(cases),
             "raw_rule": self.raw(cases),
             "blind": self.blind(cases),
             "resilience": _resilience(faults),
@@ -98,7 +105,7 @@ class _Card:
         m = self.m
         clean, struck = m.answers[case.healthy], m.answers[case.name]
         seen = replay.delay(m.rules, m.baseline, m.answers["clean"], struck, m.temperature)
-        gap = float(np.mean([answer.seconds for answer in struck])) / m.at_once
+        gap, healthy_gap = self.gap(case.name), self.gap("clean")
         fired = self.alarms(case.control, PASSIVE)
         canary, canary_fired, canary_seen = self.canary(case)
         return {
@@ -118,11 +125,23 @@ class _Card:
             "tokens_to_detect": seen.tokens,
             "seconds_to_detect": None if seen.responses is None else seen.responses * gap,
             "missed": seen.missed,
+            "responses_to_reset": seen.reset,
+            "seconds_to_reset": None if seen.reset is None else seen.reset * healthy_gap,
             "canary_responses_to_detect": canary_seen.responses,
             "canary_missed": canary_seen.missed,
             "attributed": self.attributed(case),
             "target": msgspec.to_builtins(case.target),
         }
+
+    def gap(self, cell: str) -> float:
+        """Seconds from one answer of a cell to the next."""
+        return float(np.mean([answer.seconds for answer in self.m.answers[cell]])) / self.m.at_once
+
+    def run_length(self, verdicts: Mapping[int, Verdict]) -> RunLength:
+        m = self.m
+        families = [m.clean_replay[place].family for place in verdicts]
+        bound = m.baseline.interruption_rate(ROUTE, m.rules)
+        return run_length(m.rules, [*verdicts.values()], families, replay.HEALTHY, bound)
 
     def canary(self, case: Case) -> tuple[Estimate, Estimate, replay.Delay]:
         """AUROC of struck canaries against the same ones in health; the share that the control makes
@@ -141,13 +160,26 @@ class _Card:
         clean, struck = self.values(case.healthy, score), self.values(case.name, score)
         return paired_auroc(clean, struck, [a.family for a in self.m.answers[case.name]])
 
+    def peers(self, cases: Sequence[Case]) -> dict[str, dict[str, float]]:
+        """AUROC of what others use, by its name and fault."""
+        library = {name for answer in self.m.answers["clean"] for name in answer.peers} - PEERS.keys()
+        return {
+            name: {
+                case.name: auroc(self.values(case.healthy, score), self.values(case.name, score))
+                for case in cases
+            }
+            for name, score in [*PEERS.items(), *((name, name) for name in sorted(library))]
+        }
+
     def alarms(self, cell: str, score: str) -> Estimate:
         values = self.values(cell, score)
         return share(int((values > self.limits[score]).sum()), len(values))
 
     def values(self, cell: str, score: str) -> np.ndarray:
         if cell not in self._scored:
-            self._scored[cell] = scores(self.m.answers[cell], self.m.frozen)
+            answers = self.m.answers[cell]
+            known = scores(answers, self.m.frozen)
+            self._scored[cell] = [found | a.peers for a, found in zip(answers, known, strict=True)]
         return np.array([found.get(score, 0.0) for found in self._scored[cell]])
 
     def attributed(self, case: Case) -> dict[str, Any] | None:
@@ -211,7 +243,7 @@ def _shuffled(pairs: Sequence[tuple[float, float]], rng: random.Random) -> float
 
 
 def _right(answers: Sequence[Answer]) -> np.ndarray:
-    return np.array([float(answer.correct) for answer in answers])
+    return np.array([float(answer.right) for answer in answers])
 
 
 def _auroc(estimate: Estimate) -> dict[str, Any]:

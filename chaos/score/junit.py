@@ -26,6 +26,9 @@ def checks(card: Mapping[str, Any]) -> Iterator[tuple[str, float | None, float, 
                 yield f"{name}: {what}", value, most, value is not None and value <= most
     clean = card["clean"]
     yield "pages without a fault", clean["paged"], 1, clean["paged"] <= 1
+    length = clean["run_length"]
+    mean = length["resampled"]["value"] or length["resampled"]["ci"][0]
+    yield "responses between false pages, simulated", mean, length["wanted"], mean >= length["wanted"]
     blind = card["blind"]["found_nothing"]
     yield "shuffled labels find nothing", float(blind), 1, blind
 

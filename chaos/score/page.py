@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -31,7 +32,7 @@ def page(card: Mapping[str, Any]) -> str:
         "<h2>What sees each fault</h2><p>The chance that a struck answer looks more suspicious than a "
         "healthy one to the same kind of prompt (AUROC): 1 always, ½ a coin. Lines are 95 % intervals over "
         "families of prompts; ticks are what each has to reach.</p>"
-        f'<p class="key">{key}</p>{_forest(card["faults"])}'
+        f'<p class="key">{key}</p><div class="wide">{_forest(card["faults"])}</div>'
         f"<h2>Harm, and how fast somebody is paged</h2>{_harm(card['faults'])}"
         f"<h2>Beside what others use</h2>{_peers(card)}"
         "<p>Passive signals see hesitation. An answer that is wrong and sure of itself, as after an invented "
@@ -46,6 +47,13 @@ def _tiles(card: Mapping[str, Any]) -> Iterable[str]:
         f"{clean['paged']}", f"pages in {clean['responses']:,} healthy responses", bad=clean["paged"] > 1
     )
     yield _tile(f"1 in {1 / clean['upper95']:,.0f}", "responses: false pages are rarer, with 95 % confidence")
+    length, wanted = clean["run_length"]["resampled"], clean["run_length"]["wanted"]
+    shown = length["value"] or length["ci"][0]
+    yield _tile(
+        f"{'' if length['value'] else 'over '}{shown:,.0f}",
+        f"healthy responses between false pages, simulated; {wanted:,.0f} are promised",
+        bad=shown < wanted,
+    )
     yield _tile(_share(clean["fpr"]["value"]), "of healthy answers pass the 5 % limit")
     nothing = card["blind"]["found_nothing"]
     yield _tile("nothing" if nothing else "something", "found with shuffled labels", bad=not nothing)
@@ -104,7 +112,8 @@ def _harm(faults: Mapping[str, Mapping[str, Any]]) -> str:
         "caught at<br>the 5 % limit",
         "control passes<br>that limit",
         "responses<br>to the page",
-        "seconds",
+        "orders<br>without one",
+        "responses<br>until it ends",
         "canaries<br>to the page",
         "control fires<br>canaries",
         "cause named<br>right, wrong",
@@ -117,26 +126,48 @@ def _harm(faults: Mapping[str, Mapping[str, Any]]) -> str:
             f"<tr><td>{escape(fault['title'])}</td>"
             f"<td>{accuracy['clean']:.0%} → {accuracy['struck']:.0%}</td>"
             f"<td>{_interval(fault['recall_at_5'])}</td><td>{_interval(control)}</td>"
-            f"<td>{_against(fault['responses_to_detect'], target['responses'])}</td>"
-            f"<td>{_number(fault['seconds_to_detect'], '{:.1f}')}</td>"
+            f"<td>{_against(fault['responses_to_detect'], target['responses'])}{_delay(fault)}</td>"
+            f"<td>{_share(fault['missed'])}</td><td>{_number(fault['responses_to_reset'], '{:.0f}')}</td>"
             f"<td>{_against(fault['canary_responses_to_detect'], target['canaries'])}</td>"
             f"<td>{_share(fault['canary']['fpr'])}</td><td>{_named(fault['attributed'])}</td></tr>"
         )
     return _table(head, lines)
 
 
+def _delay(fault: Mapping[str, Any]) -> str:
+    """Tokens and seconds until the page, on a line of their own."""
+    if fault["responses_to_detect"] is None:
+        return ""
+    seconds = _number(fault["seconds_to_detect"], "{:.1f}")
+    return f"<br><small>{_number(fault['tokens_to_detect'], '{:.0f}')} tokens, {seconds} s</small>"
+
+
 def _peers(card: Mapping[str, Any]) -> str:
-    peers = card["peers"]
-    head = ("AUROC", "Quaver,<br>passive", *peers, "raw rule<br>fires on")
+    peers, library = card["peers"], card["made"]["lm_polygraph"]
+    head = ("AUROC", "raw rule<br>fires on", "Quaver,<br>passive", *(_peer(name) for name in peers))
     lines = [
-        f"<tr><td>{escape(fault['title'])}</td><td><b>{_number(fault['passive']['auroc'], '{:.2f}')}</b></td>"
+        f"<tr><td>{escape(fault['title'])}</td><td>{_share(card['raw_rule'][name])}</td>"
+        f"<td><b>{_number(fault['passive']['auroc'], '{:.2f}')}</b></td>"
         + "".join(f"<td>{_number(found[name], '{:.2f}')}</td>" for found in peers.values())
-        + f"<td>{_share(card['raw_rule'][name])}</td></tr>"
+        + "</tr>"
         for name, fault in card["faults"].items()
     ]
     rest = "<td></td>" * (1 + len(peers))
-    lines.append(f"<tr><td>healthy</td>{rest}<td>{_share(card['raw_rule']['clean'])}</td></tr>")
-    return _table(head, lines)
+    lines.append(f"<tr><td>healthy</td><td>{_share(card['raw_rule']['clean'])}</td>{rest}</tr>")
+    note = (
+        f"Of the same answers. * by lm-polygraph {escape(library)} itself, at its default settings; below ½ "
+        "struck answers look surer than healthy ones."
+        if library
+        else "lm-polygraph is not installed: its estimators are missing (docs/detection.md says how)."
+    )
+    return f"<p>{note}</p>{_table(head, lines)}"
+
+
+def _peer(name: str) -> str:
+    """A name as a column's head: broken where its words begin, * for those of the library."""
+    library, _, estimator = name.rpartition(": ")
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])| (?=[a-z])", "<br>", escape(estimator))
+    return f"{words}&nbsp;*" if library else words
 
 
 def _table(head: Iterable[str], lines: Iterable[str]) -> str:

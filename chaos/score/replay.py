@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from alerting.canary.reading import Reader, Reading
 from alerting.canary.watch import Watch
 from alerting.collector import CONTRAST, Collector
 from alerting.evaluator import Evaluator
+from alerting.judge import Verdict
 from alerting.metrics import AlertMetrics
 from alerting.rules import Rules
 from chaos.score.answer import Answer
@@ -26,27 +27,31 @@ from chaos.score.signals import MODEL, tell
 from chaos.score.statistics import Floats
 
 QUANTIZATION = "scored"
-_HEALTHY = 0.03  # share of readers who leave in health, below what a baseline takes for healthy
+HEALTHY = 0.03  # share of readers who leave in health, below what a baseline takes for healthy
 _ORDERS = 15
 _BEFORE = 40  # healthy responses before the fault
+_AFTER = 200  # healthy responses that a page may take to end
 _GAP_S = 1.0
 
 
 class Delay(msgspec.Struct, frozen=True):
-    """Responses until the page: the median over several orders, null when most orders saw none; `missed` is
-    the share of those."""
+    """Responses and tokens until the page, and healthy responses after the fault until it was over: medians
+    over several orders, null when most orders saw none; `missed` is the share of orders without a page."""
 
     responses: float | None
     missed: float
     tokens: float | None = None
+    reset: float | None = None
 
 
 class Pages(msgspec.Struct, frozen=True):
-    """Alerts raised while only healthy responses came."""
+    """Alerts raised while only healthy responses came, and how those that nobody broke off were judged, by
+    their place."""
 
     responses: int
     l2: int
     l1: int
+    verdicts: dict[int, Verdict]
 
 
 def baseline_of(
@@ -68,6 +73,7 @@ class _Server:
 
     def __init__(self, rules: Rules, baseline: Baseline, temperature: float, seed: int) -> None:
         self.raised: list[Alert] = []
+        self.verdicts: dict[int, Verdict] = {}
         self.now = 1_000_000.0
         self._temperature = temperature
         self._random = random.Random(seed)
@@ -78,54 +84,77 @@ class _Server:
             Breaker(rules.breaker, "observe"),
             AlertMetrics(CollectorRegistry()),
             clock=lambda: self.now,
+            on_verdict=self._take,
         )
         self._evaluator.use(baseline, MODEL, QUANTIZATION)
         self._count = 0
+        self._left = False
+        self._firing: set[str] = set()
 
     def hear(self, answer: Answer) -> None:
         """Take one more answer, whose reader leaves as often as in health."""
         self.now += _GAP_S
         self._count += 1
-        left = self._random.random() < _HEALTHY
+        self._left = self._random.random() < HEALTHY
         tell(
             self._evaluator,
             answer,
             f"r{self._count}",
             now=self.now,
             temperature=self._temperature,
-            interrupted=left,
+            interrupted=self._left,
         )
         self._evaluator.tick()
 
-    def paged(self) -> bool:
-        return any(alert.level == "L2" for alert in self.raised)
+    def paging(self) -> bool:
+        """Whether a page has been raised and is not over."""
+        return bool(self._firing)
+
+    def _take(self, _: str, verdict: Verdict) -> None:
+        if not self._left:
+            self.verdicts[self._count - 1] = verdict
 
     def _hear(self, alert: Alert) -> None:
         if alert.state == "firing":
             self.raised.append(alert)
+        if alert.level == "L2":
+            (self._firing.add if alert.state == "firing" else self._firing.discard)(alert.name)
 
 
 def delay(
     rules: Rules, baseline: Baseline, healthy: Sequence[Answer], struck: Sequence[Answer], temperature: float
 ) -> Delay:
-    """Count struck responses, after healthy ones, until an L2 fires, over several orders of the answers."""
+    """Count struck responses, after healthy ones, until an L2 fires, and healthy ones from then until it is
+    over, in several orders of the answers."""
     counts: list[int] = []
     tokens: list[int] = []
+    resets: list[int] = []
     for order in range(_ORDERS):
         rng = random.Random(order)
         server = _Server(rules, baseline, temperature, order)
         for answer in rng.sample(list(healthy), min(_BEFORE, len(healthy))):
             server.hear(answer)
-        server.raised.clear()
+        if server.paging():
+            continue  # falsely: this order counts as missed
         said = 0
         for number, answer in enumerate(rng.sample(list(struck), len(struck)), 1):
             server.hear(answer)
             said += len(answer.token_rows)
-            if server.paged():
+            if server.paging():
                 counts.append(number)
                 tokens.append(said)
+                resets += _reset(server, rng.choices(healthy, k=_AFTER))
                 break
-    return _delay(counts, tokens)
+    return _delay(counts, tokens, resets)
+
+
+def _reset(server: _Server, healthy: Sequence[Answer]) -> Iterator[int]:
+    """Yield after how many healthy responses no page is open any more; nothing when one stays."""
+    for number, answer in enumerate(healthy, 1):
+        server.hear(answer)
+        if not server.paging():
+            yield number
+            return
 
 
 def clean_pages(rules: Rules, baseline: Baseline, answers: Sequence[Answer], temperature: float) -> Pages:
@@ -134,7 +163,7 @@ def clean_pages(rules: Rules, baseline: Baseline, answers: Sequence[Answer], tem
     for answer in answers:
         server.hear(answer)
     levels = [alert.level for alert in server.raised]
-    return Pages(len(answers), levels.count("L2"), levels.count("L1"))
+    return Pages(len(answers), levels.count("L2"), levels.count("L1"), server.verdicts)
 
 
 def reading(answer: Answer) -> Reading | None:
@@ -185,12 +214,14 @@ def canary_delay(
             if raised:
                 counts.append(number)
                 break
-    return _delay(counts, [])
+    return _delay(counts)
 
 
-def _delay(counts: Sequence[int], tokens: Sequence[int]) -> Delay:
-    missed = 1 - len(counts) / _ORDERS
-    if missed >= 0.5:
-        return Delay(None, missed)
-    endless = [*counts, *[float("inf")] * (_ORDERS - len(counts))]
-    return Delay(float(np.median(endless)), missed, float(np.median(tokens)) if tokens else None)
+def _delay(counts: Sequence[int], tokens: Sequence[int] = (), resets: Sequence[int] = ()) -> Delay:
+    return Delay(_median(counts), 1 - len(counts) / _ORDERS, _median(tokens), _median(resets))
+
+
+def _median(counts: Sequence[int]) -> float | None:
+    """The median over all orders, those without a count being endless; null where it is endless."""
+    middle = float(np.median([*counts, *[float("inf")] * (_ORDERS - len(counts))]))
+    return middle if np.isfinite(middle) else None

@@ -16,6 +16,7 @@ from alerting.canary.baseline import CanaryBaseline
 from alerting.rules import load_rules
 from alerting.scores import fit
 from chaos.prompts import Item, generate
+from chaos.score import peers
 from chaos.score.answer import Answer, Store
 from chaos.score.bench import Bench
 from chaos.score.card import Material, card
@@ -26,6 +27,7 @@ from engine.settings import EngineSettings
 
 TEMPERATURE = 0.7
 _SEED = 7_000
+_FORMAT = 2  # of what is kept: another one is generated again
 #: Calibration prompts with and without what answers them, as `quaver calibrate` asks them too.
 _CONTRAST = (
     (Cell(name="contrast.lacking", twin="lacking"), True),
@@ -38,11 +40,13 @@ Progress = Callable[[str, int, int], None]
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is generated: answers a cell, healthy answers for the limits and for the replay without a
-    fault, canaries and their rounds in health (a multiple of three) and under each fault."""
+    """How much is generated: answers a cell, healthy answers for the limits, questions for each half of both
+    contrasts, the replay without a fault, canaries and their rounds in health (a multiple of three) and under
+    each fault."""
 
     n: int = 96
-    calibration: int = 360
+    calibration: int = 640
+    contrast: int = 160
     replay: int = 2000
     canaries: int = 24
     canary_rounds: int = 24
@@ -51,19 +55,13 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def quick(cls, n: int = 24) -> Sizes:
         """Small enough for a few minutes on two cores; the intervals are wide."""
-        return cls(n=n, calibration=240, replay=300, canaries=12, canary_rounds=24, canary_struck=2)
+        return cls(n=n, calibration=240, contrast=60, replay=300, canaries=12)
 
     def total(self, cases: Sequence[Case]) -> int:
         """Answers to generate in all."""
         cells = 1 + sum(len(list(case.cells())) for case in cases)
         canary = self.canaries * (self.canary_rounds + self.canary_struck * cells)
-        return (
-            self.calibration
-            + len(_CONTRAST) * (self.calibration // 4)
-            + cells * self.n
-            + self.replay
-            + canary
-        )
+        return self.calibration + len(_CONTRAST) * self.contrast + cells * self.n + self.replay + canary
 
 
 def score(
@@ -86,6 +84,7 @@ def score(
             "started": began,
             "seconds": time.time() - began,
             "resumed": run.resumed,
+            "lm_polygraph": peers.version(),
         },
         **made,
     }
@@ -102,7 +101,9 @@ class _Run:
     ) -> None:
         self._settings, self._sizes, self._cases = settings, sizes, cases
         cells = [cell for case in cases for cell in case.cells()]
-        key = msgspec.json.encode([settings.model, sizes, cells, TEMPERATURE, _SEED])
+        key = msgspec.json.encode(
+            [_FORMAT, settings.model, sizes, cells, TEMPERATURE, _SEED, peers.version()]
+        )
         self._store = Store(folder / hashlib.sha256(key).hexdigest()[:12])
         self._progress = progress
         self._bench: Bench | None = None
@@ -114,19 +115,20 @@ class _Run:
         healthy = self._answers(
             "calibration", generate("calibration", sizes.calibration, seed=11), CLEAN, seed=1
         )
-        some = generate("calibration", sizes.calibration // 4, seed=12)
+        some = generate("calibration", sizes.contrast, seed=12)
         contrast = [
             (answer, lacks)
             for cell, lacks in _CONTRAST
             for answer in self._answers(cell.name, some, cell, seed=2)
         ]
         items = generate("test", sizes.n, seed=13)
-        answers = {"clean": self._answers("clean", items, CLEAN)}
+        answers = {"clean": self._answers("clean", items, CLEAN, others=True)}
         for case in self._cases:
             for cell in case.cells():
-                answers[cell.name] = self._answers(cell.name, items, cell)
+                compared = cell.name in (case.name, case.healthy)
+                answers[cell.name] = self._answers(cell.name, items, cell, others=compared)
         rounds, struck = self._canaries()
-        replay = self._answers("replay", generate("test", sizes.replay, seed=14), CLEAN, seed=3, detail=False)
+        replay = self._answers("replay", generate("test", sizes.replay, seed=14), CLEAN, seed=3)
         rules = load_rules()
         return Material(
             answers=answers,
@@ -172,7 +174,7 @@ class _Run:
         cell: Cell,
         seed: int = 0,
         temperature: float = TEMPERATURE,
-        detail: bool = True,
+        others: bool = False,
     ) -> list[Answer]:
         found = self._store.read(name, len(items))
         if found is None:
@@ -183,7 +185,7 @@ class _Run:
                 cell,
                 temperature=temperature,
                 seed=_SEED * seed,
-                detail=detail,
+                others=others,
                 progress=lambda count: self._advance(name, count),
             )
             self._store.write(name, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alerting.sequential import rate_upper_bound
+from chaos.resampling import clustered
 
 Floats = NDArray[np.float64]
 
-_DRAWS = 400
 _LEVEL = 0.95
 
 
@@ -35,26 +35,6 @@ def auroc(clean: Sequence[float] | Floats, struck: Sequence[float] | Floats) -> 
     ranks = _ranks(values)
     n, m = len(clean), len(struck)
     return float((ranks[n:].sum() - m * (m + 1) / 2) / (n * m))
-
-
-def clustered(
-    figure: Callable[[NDArray[np.intp]], float], clusters: Sequence[str], seed: int = 0
-) -> tuple[float, float]:
-    """Return the bootstrap interval of a figure of rows, drawn with whole clusters (families of prompts).
-
-    `figure` takes indices of rows; rows of one cluster stay together, so that what a family has in
-    common does not make the interval look narrower than it is.
-    """
-    names = sorted(set(clusters))
-    members = [np.flatnonzero(np.asarray(clusters) == name) for name in names]
-    rng = np.random.default_rng(seed)
-    values = []
-    for _ in range(_DRAWS):
-        drawn = rng.integers(0, len(names), len(names))
-        values.append(figure(np.concatenate([members[i] for i in drawn])))
-    tail = (1 - _LEVEL) / 2
-    low, high = np.nanquantile(values, [tail, 1 - tail])
-    return float(low), float(high)
 
 
 def paired_auroc(clean: Floats, struck: Floats, families: Sequence[str]) -> Estimate:
@@ -82,6 +62,16 @@ def share(events: int, trials: int) -> Estimate:
     high = rate_upper_bound(events, trials, 1 - tail)
     low = 1 - rate_upper_bound(trials - events, trials, 1 - tail)
     return Estimate(events / trials, low, high)
+
+
+def mean_gap(events: int, trials: int) -> Estimate:
+    """Return the mean trials from one event to the next, for events that are rare (Poisson)."""
+    special: Any = importlib.import_module("scipy.special")
+    tail = (1 - _LEVEL) / 2
+    most, least = special.gammaincinv([events + 1, max(events, 1)], [1 - tail, tail])
+    if not events:
+        return Estimate(None, trials / float(most), None)
+    return Estimate(trials / events, trials / float(most), trials / float(least))
 
 
 def rate_upper(events: int, trials: int) -> float:

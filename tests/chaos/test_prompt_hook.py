@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from chaos.faults.absent_slot import AbsentSlot
+from chaos.faults.absent_slot import AbsentSlot, told_answer
 from chaos.faults.authority import Authority
 from chaos.faults.citation import Citation
 from chaos.faults.facts import contradict
@@ -80,6 +80,9 @@ def test_an_absent_slot_is_asked_of_the_passage_s_own_subject(split):
         assert same == asked
         assert len(sentences(given)) == len(item.sentences)
         assert sum(old not in given for old in item.sentences) == 1
+        answer = told_answer(control)
+        assert answer in given and answer not in item.passage
+        assert told_answer(f"{passage}\n\n{asked}") is None
 
 
 def test_an_absent_slot_needs_a_passage_that_names_something():
