@@ -33,6 +33,8 @@ def start_fault(  # noqa: PLR0917 (the toolkit passes arguments by name)
     if LEDGER.interrupted:
         raise ActivityFailed(f"the run is interrupted; {kind} is not started")
     try:
+        if at_least is not None and (type(at_least) is not int or at_least < 0):
+            raise ActivityFailed(f"at_least has to be a whole number from 0 on, not {at_least!r}")
         with LEDGER.starting():
             lease = ask(
                 configuration,
@@ -41,10 +43,10 @@ def start_fault(  # noqa: PLR0917 (the toolkit passes arguments by name)
             if at_least is None:
                 at_least = 0 if lease["scope"] == "process" else 1
             LEDGER.opened(lease["fault_id"], configuration, at_least)
-    except ActivityFailed as error:
+    except Exception as error:  # whatever went wrong, the experiment is none
         LEDGER.flaw(f"{kind} was not started: {error}")
         interrupt()
-        raise
+        raise ActivityFailed(str(error)) from error
     return lease
 
 

@@ -120,6 +120,20 @@ def test_a_refused_fault_ends_the_run_and_the_faults_before_it(server: Server, u
     assert (server.in_force(), server.began()) == ([], ["truncation"])
 
 
+@pytest.mark.parametrize("use", [(), ("safeguards",)], ids=["plain", "safeguards"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"ttl_s": float("nan")}, {"params": {"ratio": float("inf")}}, {"at_least": -1}, {"at_least": "many"}],
+    ids=str,
+)
+def test_a_start_that_cannot_even_be_asked_for_fails_the_run(
+    server: Server, changes: dict[str, Any], use: tuple[str, ...]
+) -> None:
+    code, journal = run(server, action("start_fault", **CUT | changes), use=use)
+    assert code not in (0, None) and journal["status"] != "completed"
+    assert server.in_force() == []
+
+
 def test_a_probe_of_the_method_counts(server: Server) -> None:
     method = (
         action("start_fault", **CUT) | {"pauses": {"after": 0.2}},
