@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 _TIMES = {"arrival_s": 1.0, "timestamp": 1e-3, "TIMESTAMP": 1.0}  # seconds of one unit
 _PROMPTS = ("prompt_tokens", "input_length", "ContextTokens")
+_MOST_TOKENS = 10_000_000  # of one request: a prompt of that length can still be written
 _OUTPUTS = ("output_tokens", "output_length", "GeneratedTokens")
 
 
@@ -96,7 +97,7 @@ def _arrivals(file: TextIO, path: Path, speed: float) -> Iterator[Arrival]:
                 first = time_s if first is None else first
                 at_s = (time_s - first) / speed
                 arrival = Arrival(at_s, _length(row, _PROMPTS), _length(row, _OUTPUTS))
-            except (KeyError, ValueError) as error:
+            except (KeyError, ValueError, OverflowError) as error:
                 raise TraceError(f"{path}, line {number}: {error.args[0]}") from None
             if at_s < last:
                 raise TraceError(f"{path}, line {number}: arrives before the line above; sort it by time")
@@ -125,6 +126,8 @@ def _rows(file: TextIO, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise TraceError(f"{path} is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}, line {number}: not JSON ({error.msg})") from None
+    except (csv.Error, RecursionError, OSError) as error:
+        raise TraceError(f"cannot read the trace {path}: {error}") from None
 
 
 def _time(row: Mapping[str, Any]) -> float:
@@ -154,8 +157,8 @@ def _length(row: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
         return None
     try:
         length = int(row[name])
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         length = 0
-    if length < 1:
-        raise ValueError(f"{name} is {row[name]!r}, not a number of tokens")
+    if not 0 < length <= _MOST_TOKENS:
+        raise ValueError(f"{name} is {row[name]!r}, not a number of tokens from 1 to {_MOST_TOKENS}")
     return length

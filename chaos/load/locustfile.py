@@ -26,7 +26,6 @@ from gevent.pool import Pool
 from locust import HttpUser, constant, events, task
 from locust.exception import StopUser
 from requests.exceptions import ConnectionError as NoConnection
-from requests.exceptions import RequestException
 
 from chaos.load.plan import Plan
 from chaos.load.readers import Question
@@ -122,10 +121,11 @@ class Asking(HttpUser):
             ) as response:
                 if response.status_code != 200:
                     reading.outcome = "shed" if response.status_code in (429, 503) else "failed"
-                    reading.error = _why_not(response)
+                    reading.fail(_why_not(response))
                     reading.retry_after_s = 1.0
                     response.failure(f"status {response.status_code}")
                     return
+                response.encoding = "utf-8"
                 try:
                     for line in response.iter_lines(chunk_size=1, decode_unicode=True):
                         now_s = time.perf_counter() - clock
@@ -142,8 +142,8 @@ class Asking(HttpUser):
             if timeout is not leave:
                 raise
             screen.finish(time.perf_counter() - clock)
-        except (RequestException, ValueError) as error:
-            reading.error = str(error) if isinstance(error, ValueError) else type(error).__name__
+        except Exception as error:  # a request that goes wrong in a new way is counted as well
+            reading.fail(str(error) if isinstance(error, ValueError) else type(error).__name__)
         finally:
             leave.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -79,6 +80,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise PlanError, SloError or TraceError where the plan contradicts itself or cannot be read."""
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise PlanError(f"{name.replace('_', '-')} cannot be {value}: give a number")
         _ = self.limits
         if self.rate and self.trace:
             raise PlanError("a trace has its own arrivals: give either --trace or --rate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from chaos.client import refusal
 from chaos.load.reading import Patience, Reading, Screen, now
 
 Message = dict[str, str]
@@ -110,8 +112,8 @@ class Readers:
         self.open.append(started)
         try:
             await self._stream(question, screen, clock)
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            reading.error = str(error) if isinstance(error, ValueError) else type(error).__name__
+        except Exception as error:  # a request that goes wrong in a new way is counted as well
+            reading.fail(str(error) if isinstance(error, ValueError) else type(error).__name__)
             reading.duration_s = time.perf_counter() - clock
         finally:
             self.open.remove(started)
@@ -159,15 +161,13 @@ class Readers:
 
 def _refused(reading: Reading, response: httpx.Response) -> None:
     reading.outcome = "shed" if response.status_code in (429, 503) else "failed"
+    message, code = refusal(response)
+    reading.fail(f"{response.status_code} {code or message or 'no error body'}")
     try:
-        code = response.json()["error"]["code"]
-    except (ValueError, KeyError, TypeError):
-        code = "no error body"
-    reading.error = f"{response.status_code} {code}"
-    try:
-        reading.retry_after_s = float(response.headers.get("retry-after", "1"))
+        after_s = float(response.headers.get("retry-after", "1"))
     except ValueError:
-        reading.retry_after_s = 1.0
+        after_s = 1.0
+    reading.retry_after_s = after_s if 0 <= after_s < math.inf else 1.0
 
 
 async def open_loop(

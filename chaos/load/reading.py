@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from chaos.load.judge import Judge, Verdict
 
@@ -21,6 +22,33 @@ _EPOCH = time.time() - time.perf_counter()
 def now() -> float:
     """Return unix time that never jumps: the wall clock of the start plus what has passed since."""
     return _EPOCH + time.perf_counter()
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
+
+
+class _Event(msgspec.Struct):
+    """What a reader understands of one event of a stream."""
+
+    id: str | None = None
+    error: Any = None
+    usage: _Usage | None = None
+    choices: list[_Choice] | None = None
+
+
+_events = msgspec.json.Decoder(_Event)
 
 
 @dataclass(frozen=True)
@@ -63,6 +91,10 @@ class Reading:
     prompt_tokens: int = 0
     gaps: list[float] = field(default_factory=list)  # between chunks that carried text
     finish_reason: str | None = None
+
+    def fail(self, why: str) -> None:
+        """Note why there is no answer, in words that any file takes and no server makes long."""
+        self.error = why.encode(errors="replace").decode()[:200]
 
     @property
     def start_delay_s(self) -> float:
@@ -120,18 +152,22 @@ class Screen:
         if data == "[DONE]":
             self.done = True
             return
-        event: dict[str, Any] = json.loads(data)
-        if event.get("error"):
-            raise ValueError(f"stream: {event['error'].get('code') or event['error'].get('message')}")
+        try:
+            event = _events.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            raise ValueError("the stream has an event that is none of a chat completion") from None
+        if event.error:
+            told = event.error if isinstance(event.error, dict) else {"message": event.error}
+            raise ValueError(f"stream: {told.get('code') or told.get('message')}")
         reading = self.reading
-        reading.request_id = event.get("id", reading.request_id)
-        usage = event.get("usage")
-        if usage:
-            reading.tokens = int(usage["completion_tokens"])
-            reading.prompt_tokens = int(usage.get("prompt_tokens", 0))
-        for choice in event.get("choices", ()):
-            reading.finish_reason = choice.get("finish_reason") or reading.finish_reason
-            text = (choice.get("delta") or {}).get("content") or choice.get("text")
+        reading.request_id = event.id or reading.request_id
+        if event.usage is not None:
+            if event.usage.completion_tokens is not None:
+                reading.tokens = event.usage.completion_tokens
+            reading.prompt_tokens = event.usage.prompt_tokens or 0
+        for choice in event.choices or ():
+            reading.finish_reason = choice.finish_reason or reading.finish_reason
+            text = (choice.delta and choice.delta.content) or choice.text
             if text:
                 self._text(text, now_s)
 

@@ -7,6 +7,7 @@ in one go, so each is whole at any time. A disk without room is reported once an
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.load.page import page
-from chaos.load.plan import Plan
+from chaos.load.plan import Plan, PlanError
 from chaos.load.reading import Reading
 from chaos.load.report import TIMES, Report
 
@@ -30,7 +31,9 @@ _COLUMNS = (
 
 
 class Recorder:
-    """Takes readings of one run and owns its files. Raises OSError when the folder cannot be made."""
+    """Takes readings of one run and owns its files. Raises OSError when the folder cannot be made,
+    PlanError when another run writes to it.
+    """
 
     def __init__(self, plan: Plan, url: str, began: float, tell: Callable[[str], None] | None = None) -> None:
         self.report = Report(plan.limits, began)
@@ -41,6 +44,7 @@ class Recorder:
         self._began = began
         self._tell = tell or _complain
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._hold: int | None = _held(self.folder)
         for name in ("requests.csv", "readers.json", "readers.csv", "readers.html"):
             (self.folder / name).unlink(missing_ok=True)
         self._rows = io.StringIO()
@@ -99,7 +103,12 @@ class Recorder:
     def close(self, state: str) -> bool:
         """Save for the last time, with how the run ended: `finished`, or what stopped it."""
         self.state = state
-        return self.save()
+        try:
+            return self.save()
+        finally:
+            if self._hold is not None:
+                os.close(self._hold)
+                self._hold = None
 
     def summary(self) -> dict[str, Any]:
         """Return the report with what was run, against what, and how far it came."""
@@ -130,6 +139,19 @@ class Recorder:
             os.close(file)
         self._kept += len(data)
         self._rows = io.StringIO()
+
+
+def _held(folder: Path) -> int:
+    """Return a descriptor that holds the folder until it is closed; PlanError where another run holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise PlanError(f"another run writes to {folder}: give --out a folder of its own") from None
+    except OSError:
+        pass  # a file system without locks
+    return descriptor
 
 
 def _complain(text: str) -> None:

@@ -22,6 +22,7 @@ class Script:
     gap_s: float = 0.01
     before_s: float = 0.0
     status: int = 200
+    raw: bytes | None = None  # the whole answer, in place of all below
     tokens: int | None = None  # of the usage chunk; None: one a chunk
     cut: bool = False  # close without [DONE]
     stall: tuple[float, float] = (0.0, 0.0)  # `chaos.load.reading.now` between which nothing is answered
@@ -48,6 +49,9 @@ async def _answer(script: Script, reader: asyncio.StreamReader, writer: asyncio.
     script.asked.append(json.loads(await reader.readexactly(length)))
     if script.stall[0] <= now() < script.stall[1]:
         await asyncio.sleep(script.stall[1] - now())
+    if script.raw is not None:
+        writer.write(script.raw)
+        return
     if script.status != 200:
         body = b'{"error": {"message": "no", "type": "x", "param": null, "code": "breaker_open"}}'
         writer.write(

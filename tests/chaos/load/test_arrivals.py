@@ -80,6 +80,13 @@ def test_traces_are_replayed(
         ('{"arrival_s": 1}\n{"arrival_s"\n', "line 2: not JSON"),
         ('{"arrival_s": 1}\n7\n', "line 2: not an object"),
         ('{"arrival_s": [1]}\n', "line 1: arrival_s is"),
+        (
+            '{"arrival_s": 1, "prompt_tokens": 1e999}\n',
+            "line 1: prompt_tokens is inf, not a number of tokens",
+        ),
+        ("arrival_s,prompt_tokens\n2,99999999999\n", "line 2: prompt_tokens is '99999999999', not a number"),
+        (f"arrival_s\n{'1' * 200_000}\n", "cannot read the trace .*: field larger than"),
+        ('{"a":' + "[" * 100_000, "cannot read the trace .*: maximum recursion"),
     ],
 )
 def test_a_bad_trace_says_where_and_what(text: str, complaint: str, tmp_path: Path) -> None:

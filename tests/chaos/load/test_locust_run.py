@@ -71,8 +71,7 @@ def test_an_open_loop_starts_readers_when_they_are_due(script: Any, tmp_path: Pa
     assert report["outcomes"] == {"read": report["requests"]}
     assert report["first_token_s"]["p50"] >= 1.0
     with (tmp_path / "requests.csv").open() as file:
-        rows = [float(row["intended_s"]) for row in csv.DictReader(file)]
-    assert rows == sorted(rows)
+        rows = sorted(float(row["intended_s"]) for row in csv.DictReader(file))  # they lie as they ended
     gaps = [later - earlier for earlier, later in itertools.pairwise(rows)]
     assert gaps == pytest.approx([b - a for a, b in itertools.pairwise(due)][: len(gaps)], abs=1e-5)
 

@@ -5,6 +5,8 @@ import itertools
 import time
 from typing import Any
 
+import pytest
+
 from chaos.load.readers import Question, Readers, closed_loop, open_loop
 from chaos.load.reading import Patience, now
 from chaos.load.report import Report
@@ -67,6 +69,34 @@ async def test_refusals_and_cut_streams_stay_apart(script: Any) -> None:
     assert (shed.outcome, shed.error, shed.retry_after_s) == ("shed", "503 breaker_open", 0.05)
     assert (failed.outcome, failed.error) == ("failed", "400 breaker_open")
     assert cut.outcome == "failed" and "before [DONE]" in str(cut.error)
+
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "outcome", "retry_after_s"),
+    [
+        (STREAM + b"data: [1]\n\ndata: [DONE]\n\n", "failed", None),
+        (STREAM + b"data: " + b"[" * 100_000 + b"\n\n", "failed", None),
+        (STREAM + b'data: {"error": {"code": "\\ud800"}}\n\n', "failed", None),
+        (b"HTTP/1.1 429 x\r\nretry-after: nan\r\ncontent-length: 0\r\n\r\n", "shed", 1.0),
+        (b"HTTP/1.1 503 x\r\nretry-after: -5\r\ncontent-length: 2\r\n\r\n[]", "shed", 1.0),
+        (b'HTTP/1.1 500 x\r\ncontent-length: 28\r\n\r\n{"error": {"code":"\\ud800a"}}', "failed", 1.0),
+        (b"HTTP/1.1 302 x\r\nlocation: http://[::\r\ncontent-length: 0\r\n\r\n", "failed", None),
+        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 5\r\n\r\nxxxxx", "failed", None),
+        (b"garbage\r\n\r\n", "failed", None),
+        (b"", "failed", None),
+    ],
+)
+async def test_whatever_a_server_answers_is_counted_and_can_be_written(
+    script: Any, raw: bytes, outcome: str, retry_after_s: float | None
+) -> None:
+    script.raw = raw
+    async with crowd(script) as readers:
+        ((_, reading),) = [one async for one in open_loop(readers, [(ASK, now())], lambda: False)]
+    assert (reading.outcome, reading.retry_after_s) == (outcome, retry_after_s)
+    assert reading.error is not None and reading.error.encode()
 
 
 async def test_nobody_listening_is_a_failure_not_an_exception() -> None:

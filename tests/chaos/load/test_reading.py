@@ -114,3 +114,34 @@ def test_empty_histogram_says_none_and_merging_adds_up() -> None:
     full.record(2.0, times=3)
     empty.merge(full)
     assert (empty.count, empty.quantile(0.5)) == (3, pytest.approx(2.0, rel=0.02))
+
+
+ODD = [
+    "[1]",
+    '"x"',
+    '{"choices": [5]}',
+    '{"choices": [{"delta": {"content": ["a"]}}]}',
+    '{"choices": [], "usage": [1]}',
+    '{"choices": [], "usage": {"completion_tokens": 1e999}}',
+    '{"choices": [], "usage": {"completion_tokens": -1}}',
+    '{"choices": [{"delta": {"content": "\\ud800"}}]}',
+    '{"error": "boom"}',
+    '{"error": {"code": ["x"]}}',
+    '{"id": 5, "choices": []}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("data", ODD)
+def test_whatever_is_no_event_of_a_completion_is_an_error_in_words(data: str) -> None:
+    screen = Screen(Reading(intended=0.0, started=0.0), "", Patience(), random.Random(0))
+    with pytest.raises(ValueError, match=r"stream"):
+        screen.line(f"data: {data}", 0.0)
+
+
+def test_an_event_may_lack_what_others_have() -> None:
+    screen = Screen(Reading(intended=0.0, started=0.0), "", Patience(), random.Random(0))
+    screen.line('data: {"choices": null, "usage": null}', 0.0)
+    screen.line('data: {"choices": [{"delta": null, "text": "a"}]}', 0.1)
+    screen.line('data: {"usage": {"completion_tokens": 3, "prompt_tokens": null}}', 0.2)
+    assert (screen.reading.text, screen.reading.tokens, screen.reading.prompt_tokens) == ("a", 3, 0)

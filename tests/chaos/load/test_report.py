@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -115,6 +116,9 @@ def test_a_timeline_merges_its_bins_and_loses_nothing() -> None:
         ({"rate": 1.0, "burst_rate": 5.0, "burst_s": 30.0}, "does not fit"),
         ({"slo": "x=1"}, "no limit"),
         ({"trace": "/nowhere"}, "cannot read the trace"),
+        ({"rate": math.inf}, "rate cannot be inf"),
+        ({"seconds": math.inf}, "seconds cannot be inf"),
+        ({"patience_s": math.nan}, "patience-s cannot be nan"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(given: dict[str, Any], complaint: str) -> None:
@@ -241,3 +245,14 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost_when_there_is_room_again(s
     assert kept.close("finished")
     assert len((small_disk / "requests.csv").read_text().splitlines()) == 401
     assert json.loads((small_disk / "readers.json").read_text())["requests"] == 400
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    kept = recorder(tmp_path)
+    kept.add(reading(0))
+    assert kept.save()
+    with pytest.raises(PlanError, match="another run writes to"):
+        recorder(tmp_path)
+    assert len(requests(tmp_path)) == 1
+    kept.close("finished")
+    recorder(tmp_path).close("finished")
