@@ -13,6 +13,8 @@ from typing import Any
 
 Entry = dict[str, Any]
 
+_END_OF_TIME = 2.0**37  # seconds; later ones are no date
+
 
 class JournalError(Exception):
     """The journal cannot be used; the message says what to do."""
@@ -111,11 +113,17 @@ def _read(path: Path) -> tuple[list[Entry], int, bool]:
 
 
 def _entry(line: bytes) -> Entry | None:
+    """Return an entry that can be told and whose story can be followed; None for anything else."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) and "event" in entry else None
+    if not isinstance(entry, dict) or not isinstance(event := entry.get("event"), str):
+        return None
+    when = entry.get("time")
+    named = isinstance(entry.get("fault_id"), str) or event not in ("start", "end", "revert")
+    dated = isinstance(when, int | float) and 0 <= when < _END_OF_TIME
+    return entry if named and dated else None
 
 
 def _story(entries: list[Entry]) -> tuple[dict[str, Entry], str | None]:

@@ -40,3 +40,28 @@ def test_a_write_that_does_not_fit_leaves_no_half_line(small_disk):
     again = Journal(small_disk / "journal.jsonl")
     assert "a" not in again.lost_leases
     again.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"event": 5, "time": 1}',
+        b'{"event": "start", "time": 1}',
+        b'{"event": "start", "fault_id": [1], "time": 1}',
+        b'{"event": "note", "text": "undated"}',
+        b'{"event": "note", "time": "now"}',
+        b'{"event": "note", "time": NaN}',
+        b'{"event": "note", "time": 1e300}',
+        b"[1]",
+        b"\xff\xfe",
+    ],
+)
+def test_an_entry_that_nobody_could_tell_counts_as_unreadable(tmp_path, line):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(line + b'\n{"event": "halt", "time": 1, "reason": "by me"}\n')
+    journal = Journal(path)
+    journal.recover()
+    assert journal.halted == "by me"
+    halt, recovery = journal.recent
+    assert (halt["event"], recovery["event"], recovery["unreadable_lines"]) == ("halt", "recovery", 1)
+    journal.close()
