@@ -10,12 +10,35 @@ import httpx
 
 
 class RefusedError(Exception):
-    """The server said no. `status` and `code` as in its error, the message tells what to do."""
+    """The server said no, or is none of ours: the message tells what to do, `status` and `code` why."""
 
     def __init__(self, status: int, code: str | None, message: str) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+def content(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object that a server answered with.
+
+    Raises RefusedError with its own words on an error, and on what no Quaver server says: a page, a
+    redirection, something that is not an object.
+    """
+    message, code = refusal(answer)
+    if message is not None:
+        raise RefusedError(answer.status_code, code, message)
+    try:
+        result = answer.json()
+    except ValueError:
+        result = None
+    if not answer.is_success or not isinstance(result, dict):
+        raise RefusedError(
+            answer.status_code,
+            None,
+            f"{answer.url} answered {answer.status_code}; is a Quaver server there? "
+            "--url or QUAVER_URL names another",
+        )
+    return result
 
 
 def refusal(answer: httpx.Response) -> tuple[str | None, str | None]:
@@ -115,11 +138,4 @@ class ChaosClient:
         self.close()
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        answer = self._http.request(method, path, json=body)
-        if answer.is_success:
-            result: dict[str, Any] = answer.json()
-            return result
-        message, code = refusal(answer)
-        if message is None:
-            message = answer.text[:200] or "no answer"
-        raise RefusedError(answer.status_code, code, message)
+        return content(self._http.request(method, path, json=body))

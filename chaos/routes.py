@@ -75,7 +75,7 @@ def routes(controller: Controller) -> list[Route]:
         Route("/quaver/chaos", _shaped(status), methods=["GET"]),
         Route("/quaver/chaos/faults", _shaped(start), methods=["POST"]),
         Route("/quaver/chaos/preview", _shaped(preview), methods=["POST"]),
-        Route("/quaver/chaos/faults/{fault_id}", _shaped(end), methods=["DELETE"]),
+        Route("/quaver/chaos/faults/{fault_id:path}", _shaped(end), methods=["DELETE"]),
         Route("/quaver/chaos/halt", _shaped(halt), methods=["POST"]),
         Route("/quaver/chaos/unblock", _shaped(unblock), methods=["POST"]),
         Route("/quaver/chaos/notes", _shaped(note), methods=["POST"]),

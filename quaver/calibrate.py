@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from alerting.collector import CONTRAST
-from chaos.client import refusal
+from chaos.client import RefusedError, content
 from chaos.load.questions import supply
 from chaos.load.readers import Question, Readers, closed_loop
 from chaos.load.reading import Patience
@@ -121,11 +121,10 @@ def _server(url: str, key: str) -> httpx.AsyncClient:
 async def _call(
     server: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    answer = await server.request(method, path, json=body)
-    if not answer.is_success:
-        raise CalibrationError(_refusal(answer))
-    state: dict[str, Any] = answer.json()
-    return state
+    try:
+        return content(await server.request(method, path, json=body))
+    except RefusedError as error:
+        raise CalibrationError(str(error)) from None
 
 
 async def _act(server: httpx.AsyncClient, path: str, action: str, **more: Any) -> dict[str, Any]:
@@ -145,11 +144,6 @@ async def _healthy(server: httpx.AsyncClient, before: dict[str, Any] | None = No
 def _starts(chaos: dict[str, Any]) -> set[str]:
     """Return the ids of the faults whose start the journal tells."""
     return {entry["fault_id"] for entry in chaos["journal"] if entry["event"] == "start"}
-
-
-def _refusal(answer: httpx.Response) -> str:
-    message, _ = refusal(answer)
-    return message or f"{answer.url} answered {answer.status_code}; is a Quaver server there?"
 
 
 async def _ask(  # noqa: PLR0917

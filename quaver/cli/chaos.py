@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,10 +50,10 @@ def _operator(url: str, key_file: Path | None) -> Iterator[ChaosClient]:
         raise no_answer(url, error) from None
 
 
-def _pairs(pairs: list[str], option: str) -> dict[str, Any]:
+def _pairs(pairs: list[str], option: str, numbers: Collection[str] | None = None) -> dict[str, Any]:
     """Turn `name=value` texts into a dict; values are JSON where they parse as it, else text.
 
-    No name is given twice.
+    With `numbers` all other names are texts, whatever they look like. No name is given twice.
     """
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -61,15 +62,19 @@ def _pairs(pairs: list[str], option: str) -> dict[str, Any]:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
         if name in found:
             raise typer.BadParameter(f"{name} is given twice", param_hint=option)
-        try:
-            found[name] = json.loads(value, parse_constant=_no_number)
-        except ValueError:
-            found[name] = value
+        found[name] = value
+        if numbers is not None and name not in numbers:
+            continue
+        with suppress(ValueError):
+            found[name] = json.loads(value, parse_constant=_finite, parse_float=_finite)
     return found
 
 
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number")
+def _finite(text: str) -> float:
+    """Return a number of JSON; raises ValueError on what is beyond all, as `NaN` and `1e999`."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number")
+    return number
 
 
 Select = Annotated[
@@ -93,7 +98,9 @@ def start(
             "off more than interruptions=SHARE of the answers.",
         ),
     ] = None,
-    ttl: Annotated[float, typer.Option(help="Seconds until the fault ends by itself.")] = 60.0,
+    ttl: Annotated[
+        float, typer.Option(help="Seconds until the fault ends by itself.", min=0, max=1e9)
+    ] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of everything random in the fault.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Start nothing; tell whom it would reach.")
@@ -102,8 +109,8 @@ def start(
     key_file: KeyFile = None,
 ) -> None:
     """Start a fault; prints its id and when it ends by itself."""
-    params, selector = _pairs(param or [], "--param"), _pairs(select or [], "--select")
-    conditions = _pairs(stop or [], "--stop")
+    params, selector = _pairs(param or [], "--param"), _pairs(select or [], "--select", {"share"})
+    conditions = _pairs(stop or [], "--stop", {"interruptions"})
     with _operator(url, key_file) as server:
         lease = server.start(kind, ttl, params, selector, seed=seed, stop=conditions, dry=dry_run)
     if dry_run:
@@ -123,7 +130,7 @@ def start(
 def preview(select: Select = None, url: URL = DEFAULT_URL, key_file: KeyFile = None) -> None:
     """Tell how many of the latest requests a selector would have reached."""
     with _operator(url, key_file) as server:
-        typer.echo(_reach(server.preview(_pairs(select or [], "--select"))))
+        typer.echo(_reach(server.preview(_pairs(select or [], "--select", {"share"}))))
 
 
 def _reach(seen: dict[str, Any]) -> str:
@@ -201,7 +208,7 @@ def _given(values: dict[str, Any]) -> str:
 
 
 def _typed(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
 
 
 def _default(schema: dict[str, Any]) -> str:

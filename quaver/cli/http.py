@@ -47,13 +47,13 @@ def _is_url(url: str) -> bool:
 def read_key(role: str, key_file: Path | None = None) -> str:
     """Return the key of a role: from `key_file`, else `QUAVER_<ROLE>_KEY`, else the keys folder."""
     if key_file is None and (value := os.environ.get(f"QUAVER_{role.upper()}_KEY")):
-        return value.strip()
+        return _a_key(value, f"QUAVER_{role.upper()}_KEY")
     if key_file is None:
         from quaver.settings import load_settings
 
         key_file = load_settings().keys_dir / f"{role}.key"
     try:
-        return key_file.expanduser().read_text(encoding="utf-8").strip()
+        return _a_key(key_file.expanduser().read_text(encoding="latin-1"), str(key_file))
     except OSError as error:
         raise ServerError(
             f"cannot read the {role} key {key_file} ({error.strerror}); give --key-file, or start "
@@ -61,11 +61,19 @@ def read_key(role: str, key_file: Path | None = None) -> str:
         ) from None
 
 
-def call(method: str, url: str, path: str, key: str, body: dict[str, Any] | None = None) -> Any:
-    """Send one request and return the JSON answer, or raise `ServerError`."""
+def _a_key(text: str, where: str) -> str:
+    """Return the key in `text`; raises ServerError on what can be none, before it is sent anywhere."""
+    key = text.strip()
+    if not key or not (key.isascii() and key.isprintable()):
+        raise ServerError(f"there is no key in {where}: a key is one line of letters, digits and signs")
+    return key
+
+
+def call(method: str, url: str, path: str, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Send one request and return the JSON object of the answer, or raise `ServerError`."""
     import httpx
 
-    from chaos.client import refusal
+    from chaos.client import RefusedError, content
 
     try:
         answer = httpx.request(
@@ -77,9 +85,7 @@ def call(method: str, url: str, path: str, key: str, body: dict[str, Any] | None
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise no_answer(url, error) from None
-    if answer.is_success:
-        return answer.json() if answer.content else None
-    message, _ = refusal(answer)
-    if message is None:
-        message = answer.text[:200]
-    raise ServerError(f"{method} {path} was refused with {answer.status_code}: {message}")
+    try:
+        return content(answer)
+    except RefusedError as error:
+        raise ServerError(str(error)) from None

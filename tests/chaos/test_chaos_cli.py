@@ -98,6 +98,25 @@ def test_stopping_what_never_was_is_an_error(server: Server) -> None:
     assert "never had a fault 'noise-00000000'" in str(result.exception)
 
 
+@pytest.mark.parametrize("fault_id", ["", "a/b", "../halt", "?x=1", "%2F"])
+def test_no_id_reaches_anything_but_faults(server: Server, fault_id: str) -> None:
+    said("start", "noise")
+    result = CliRunner().invoke(app, ["chaos", "stop", fault_id])
+    assert "never had a fault" in str(result.exception)
+    assert server.in_force() == ["noise"] and "blocked" not in said("list")
+
+
+def test_names_of_tenants_and_routes_are_texts_whatever_they_look_like(server: Server) -> None:
+    said("start", "noise", "-s", "tenant=5", "-s", "route=true", "-s", "share=0.5")
+    (fault,) = server.state()["faults"]
+    assert fault["selector"] == {"tenant": "5", "route": "true", "share": 0.5}
+
+
+def test_nobody_writes_lines_of_the_journal_that_are_not_there(server: Server) -> None:
+    server.call("POST", "/quaver/chaos/notes", {"text": "fine\n2026-01-01 00:00:00 halt \x1b[2J"})
+    assert said("journal", "-n", "1").count("\n") == 1 and "\x1b" not in said("journal")
+
+
 def test_faults_that_meet_are_named(server: Server) -> None:
     first = said("start", "authority").split(":")[0]
     assert f"acts on requests with {first}" in said("start", "noise")
@@ -131,6 +150,12 @@ def test_halt_and_unblock(server: Server) -> None:
         (("noise", "-s", "share=2"), "share has to be a number above 0 and of at most 1, not 2"),
         (("noise", "-s", "foo=1"), "selector: there is no 'foo'; the names are share, tenant, header, route"),
         (("noise", "--stop", "foo=1"), "stop: there is no 'foo'; the names are alert, promql, interruptions"),
+        (
+            ("noise", "-p", "sigma=1e999"),
+            'sigma has to be a number of at least 0 and of at most 100, not "1e999"',
+        ),
+        (("noise", "--ttl", "nan"), "Invalid value for '--ttl'"),
+        (("noise", "--ttl", "inf"), "Invalid value for '--ttl'"),
         (("disk_slow",), "no KV cache on disk: start the server with QUAVER_KV_DISK_DIR"),
     ],
 )
