@@ -42,7 +42,8 @@ def open_tiers(
     """Open the stores below `cache`; None where there are none.
 
     There are none without a prefix cache, nor in deterministic mode: what comes back is not, to the last
-    bit, what was computed. A folder that cannot be used is an error in the log, and no disk tier.
+    bit, what was computed. A folder that cannot be used is an error in the log, and no disk tier; so are more
+    bytes than there can be, and no host tier.
     `drops`: the model leaves dropped tokens out of its attention; without, none are, with a warning.
     `files` makes the file system of the disk tier, if it is not to be the system's own.
     """
@@ -54,10 +55,7 @@ def open_tiers(
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
     )
-    capacity = settings.kv_host_mb * _MB
-    host = None
-    if capacity >= layout.size:
-        host = HostStore(capacity_bytes=capacity, block_bytes=layout.size, checksum=checksum_by(kernels))
+    host = _host(settings, layout, kernels)
     drop = DropPolicy(settings.kv_drop) if settings.kv_drop and drops else None
     if settings.kv_drop and not drops:
         log.warning("QUAVER_KV_DROP is not used: these kernels cannot leave tokens out; see docs/kv-tiers.md")
@@ -75,6 +73,17 @@ def open_tiers(
         drop=drop,
         kernels=kernels,
     )
+
+
+def _host(settings: EngineSettings, layout: BlockLayout, kernels: ctypes.CDLL | None) -> HostStore | None:
+    capacity = settings.kv_host_mb * _MB
+    if capacity < layout.size:
+        return None
+    try:
+        return HostStore(capacity_bytes=capacity, block_bytes=layout.size, checksum=checksum_by(kernels))
+    except (MemoryError, ValueError) as error:  # beyond 2**63 bytes it is a ValueError
+        log.error("kv host: QUAVER_KV_HOST_MB=%d: %s; prompts are not kept there", settings.kv_host_mb, error)
+        return None
 
 
 def _disk(

@@ -289,6 +289,16 @@ def test_a_folder_that_cannot_be_used_is_an_error_in_the_log(
     first.close()
 
 
+@pytest.mark.parametrize("mb", [10**8, 10**15])
+def test_more_memory_than_there_can_be_is_an_error_in_the_log(
+    mb: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = engine(kv_host_mb=mb)
+    assert f"QUAVER_KV_HOST_MB={mb}" in caplog.text
+    assert target.tiers is None
+    assert end_of(target, "a", prompt_of(100)).tier_tokens == {}
+
+
 def test_policy() -> None:
     policy = TierPolicy(disk_entropy=0.3)
     assert [policy.to_disk(age) for age in (0.4, 0.6)] == [False, True]
