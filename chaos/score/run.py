@@ -36,6 +36,9 @@ _CONTRAST = (
     (Cell(name="contrast.answered", twin="answered"), False),
 )
 
+#: Settings that change what the model computes: answers of others are not gone on with.
+_NUMERIC = {"backend", "dtype", "weight_bits", "compensation"}
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -101,9 +104,9 @@ class _Run:
     ) -> None:
         self._settings, self._sizes, self._cases = settings, sizes, cases
         cells = [cell for case in cases for cell in case.cells()]
-        key = msgspec.json.encode(
-            [_FORMAT, settings.model, sizes, cells, TEMPERATURE, _SEED, peers.version()]
-        )
+        own = settings.model_dump(include=_NUMERIC, exclude_defaults=True)
+        made_by = [settings.model, own] if own else [settings.model]
+        key = msgspec.json.encode([_FORMAT, *made_by, sizes, cells, TEMPERATURE, _SEED, peers.version()])
         self._store = Store(folder / hashlib.sha256(key).hexdigest()[:12])
         self._progress = progress
         self._bench: Bench | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,8 +49,8 @@ def score(
     own = EngineSettings(**settings.model_dump(include=set(EngineSettings.model_fields)))
     engine = own.model_copy(update={"signal_budget": 1.0, "kv_host_mb": 0, "kv_disk_dir": None})
     for path in (json_file, html, junit):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.resolve().parent}")
+        if path is not None:
+            _check(path)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -59,6 +60,8 @@ def score(
             bar.update(task, description=name, completed=done, total=total)
 
         card = score(engine, sizes, folder or settings.state_dir.expanduser() / "score", advance)
+    for line in _lines(card):
+        typer.echo(line)
     for path, text in (
         (json_file, json.dumps(card, indent=2, allow_nan=False) + "\n"),
         (html, page(card)),
@@ -66,11 +69,20 @@ def score(
     ):
         if path is not None:
             path.write_text(text, encoding="utf-8")
-    for line in _lines(card):
-        typer.echo(line)
     if gate is not None and (card["resilience"] or 0.0) < gate:
         typer.echo(f"below the gate of {gate:.0%}", err=True)
         raise typer.Exit(1)
+
+
+def _check(path: Path) -> None:
+    """Raise typer.BadParameter where nothing could be written to `path` after all the minutes."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder {folder}")
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder; name a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written")
 
 
 def _lines(card: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from chaos.score.junit import checks, junit
 from chaos.score.page import page
 from chaos.score.plan import CASES
-from chaos.score.run import Sizes, score
+from chaos.score.run import Sizes, _Run, score
 from engine.models.store import ModelNotFound
 from engine.settings import EngineSettings
 
@@ -72,3 +72,18 @@ def test_it_is_written_for_people_and_for_machines(run) -> None:
     found = list(checks(card))
     assert int(suite.get("tests")) == len(found) == len(suite)
     assert int(suite.get("failures")) == len(suite.findall("testcase/failure"))
+
+
+def test_other_numbers_are_another_run(tmp_path) -> None:
+    settings = [
+        {},
+        {"weight_bits": "8"},
+        {"dtype": "float32"},
+        {"backend": "reference"},
+        {"compensation": 0.5},
+    ]
+    runs = [
+        _Run(EngineSettings(**(SETTINGS.model_dump() | own)), SIZES, tmp_path, lambda *_: None, CASES)
+        for own in settings
+    ]
+    assert len({run._store._folder for run in runs}) == len(settings)
