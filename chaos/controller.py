@@ -248,7 +248,7 @@ class Controller:
         """Halt if an alert or the interruptions of the moment are a stop condition of what is in force."""
         held = self._stops.holds(*self._conditions()) if self._running else None
         if held is not None:
-            self._halt_at(held)
+            self.halt_at(f"stop condition: {held}")
 
     async def look_up(self) -> None:
         """Halt if Prometheus says so, or is silent. Called every other second."""
@@ -256,16 +256,17 @@ class Controller:
             self._stops.forget()
             return
         held = await self._stops.look_up(*self._conditions())
-        if held is not None and self._running:
-            self._halt_at(held)
+        if held is not None:
+            self.halt_at(f"stop condition: {held}")
 
     def _conditions(self) -> list[Any]:
         return [self._stops.always, *(running.stop for running in self._running.values())]
 
-    def _halt_at(self, condition: str) -> None:
-        if self.halted is not None:
+    def halt_at(self, why: str) -> None:
+        """Halt what is in force, on nobody's order; harmless when nothing is."""
+        if not self._running or self.halted is not None:
             return
-        self.halted = f"stop condition: {condition}"
+        self.halted = why
         log.warning("chaos is halted, %s", self.halted)
         self._spawn(self.halt("server", self.halted))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     import httpx
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0  # for the whole of an answer, however it trickles in
 _SHOWN = 3
 
 
@@ -30,7 +31,7 @@ class Result(msgspec.Struct, frozen=True):
         return bool(self.values[0]) if self.scalar else bool(self.values)
 
 
-def read(payload: dict[str, Any]) -> Result:
+def read(payload: Any) -> Result:
     """Read the body of `/api/v1/query`; raises PrometheusError on one that is none."""
     try:
         data = payload["data"]
@@ -45,7 +46,7 @@ def read(payload: dict[str, Any]) -> Result:
                 return Result(values, text=", ".join(shown) + (f" and {more} more" if more else ""))
             case other:
                 raise PrometheusError(f"the expression returns a {other}; write one that returns a vector")
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise PrometheusError(f"what answered is no Prometheus ({error!r})") from None
 
 
@@ -68,16 +69,19 @@ class Prometheus:
         if self._http is None:
             self._http = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         try:
-            answer = await self._http.get(f"{self._url}/api/v1/query", params={"query": expression})
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._http.get(f"{self._url}/api/v1/query", params={"query": expression})
             payload = answer.json()
+        except TimeoutError:
+            raise PrometheusError(f"Prometheus at {self._url} did not answer in {TIMEOUT_S:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PrometheusError(
-                f"no answer from Prometheus at {self._url} ({error or type(error).__name__})"
-            ) from None
-        except ValueError:
+            why = str(error) or type(error).__name__
+            raise PrometheusError(f"no answer from Prometheus at {self._url} ({why})") from None
+        except (ValueError, RecursionError):
             raise PrometheusError(f"what answers at {self._url} is no Prometheus") from None
         if not answer.is_success:
-            raise PrometheusError(f"Prometheus refused: {payload.get('error', answer.status_code)}")
+            told = payload.get("error") if isinstance(payload, dict) else None
+            raise PrometheusError(f"Prometheus refused: {told or answer.status_code}")
         return read(payload)
 
     async def close(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,8 @@ from chaos.stream_hook import StreamHook
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
 from telemetry.business import outcome_of
+
+log = logging.getLogger("quaver.chaos")
 
 _TICK_S = 0.2
 _LOOK_UP_S = 2.0
@@ -91,8 +94,8 @@ class Chaos:
     async def start(self) -> None:
         """Begin to watch leases and stop conditions."""
         self._watchers = [
-            asyncio.create_task(self._tick()),
-            asyncio.create_task(self._look_up()),
+            asyncio.create_task(self._watch(self._tick, _TICK_S)),
+            asyncio.create_task(self._watch(self.controller.look_up, _LOOK_UP_S)),
         ]
 
     async def stop(self) -> None:
@@ -102,15 +105,19 @@ class Chaos:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         await self.controller.close()
 
-    async def _tick(self) -> None:
+    async def _watch(self, look: Callable[[], Awaitable[None]], every_s: float) -> None:
+        """Look again and again. Who cannot look halts chaos: what nobody watches guards nothing."""
         while True:
-            self.controller.tick()
-            await asyncio.sleep(_TICK_S)
+            try:
+                await look()
+            except Exception as error:
+                log.exception("chaos cannot be watched")
+                self.controller.halt_at(f"faults cannot be watched: {error or type(error).__name__}")
+                await asyncio.sleep(_LOOK_UP_S)
+            await asyncio.sleep(every_s)
 
-    async def _look_up(self) -> None:
-        while True:
-            await self.controller.look_up()
-            await asyncio.sleep(_LOOK_UP_S)
+    async def _tick(self) -> None:
+        self.controller.tick()
 
     def on_alert(self, alert: Alert) -> None:
         """Hear that an alert began or ended."""

@@ -1,7 +1,9 @@
 """Stop conditions: each halts everything, says why, and refuses starts while it holds."""
 
 import asyncio
+import contextlib
 import json
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -54,18 +56,27 @@ def ending(disconnected, canary=False):
 
 
 class Played(BaseHTTPRequestHandler):
-    """A Prometheus whose answer the test sets; None: it closes the connection."""
+    """A Prometheus whose answer the test sets; None: it closes the connection, bytes: they are the body."""
 
     answer = None
+    status = 200
+    pause_s = 0.0  # between bytes
 
     def do_GET(self):
         if self.answer is None:
             return
-        body = json.dumps(self.answer).encode()
-        self.send_response(200 if self.answer["status"] == "success" else 400)
+        raw = isinstance(self.answer, bytes)
+        body = self.answer if raw else json.dumps(self.answer).encode()
+        self.send_response(self.status if raw else 200 if self.answer["status"] == "success" else 400)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if not self.pause_s:
+            self.wfile.write(body)
+            return
+        with contextlib.suppress(OSError):
+            for byte in body:
+                self.wfile.write(bytes([byte]))
+                time.sleep(self.pause_s)
 
     def log_message(self, *args):
         pass
@@ -202,6 +213,50 @@ async def test_a_silent_prometheus_refuses_starts_and_halts_after_a_while(make, 
     now[0] += 2
     await chaos.controller.look_up()
     assert "cannot be watched: no answer from Prometheus" in await halted(chaos)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[1]",
+        b"null",
+        b'"x"',
+        b"[" * 200_000,
+        b'{"data": {"resultType": "vector", "result": [1]}}',
+    ],
+    ids=lambda body: body[:20].decode(),
+)
+@pytest.mark.parametrize("status", [200, 400])
+async def test_whatever_answers_in_place_of_prometheus_guards_nothing(make, prometheus, body, status):
+    chaos = await make(prometheus_url=prometheus.url)
+    prometheus.answer, prometheus.status = body, status
+    assert "cannot be watched" in await refused(
+        chaos, NOISE, "stop_condition", stop=StopWhen(promql="up < 1")
+    )
+
+
+async def test_an_answer_that_trickles_in_is_none(prometheus, monkeypatch):
+    monkeypatch.setattr("chaos.prometheus.TIMEOUT_S", 0.2)
+    prometheus.answer, prometheus.pause_s = b" " * 100, 0.05
+    with pytest.raises(PrometheusError, match="did not answer in"):
+        await Prometheus(prometheus.url).query("up")
+
+
+@pytest.mark.parametrize("broken", ["chaos.controller.Controller.tick", "chaos.stops.Stops.look_up"])
+async def test_who_cannot_watch_halts_and_watches_on(make, monkeypatch, broken):
+    monkeypatch.setattr("chaos.service._LOOK_UP_S", 0.05)
+    chaos = await make()
+    await start(chaos, NOISE)
+
+    def fail(*stops):
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as during:
+        during.setattr(broken, fail)
+        assert await halted(chaos) == "faults cannot be watched: a bug"
+    await start(chaos, NOISE, ttl_s=0.3)
+    await eventually(lambda: not chaos.controller.in_force)
 
 
 async def test_conditions_that_cannot_be_watched_are_refused(make, tmp_path):
