@@ -120,7 +120,7 @@ def load_causes(path: Path | None = None) -> Causes:
         return Causes.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise RulesError(f"cannot read the causes {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RulesError(f"{path} is not valid YAML: {error}") from error
     except ValidationError as error:
         lines = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())

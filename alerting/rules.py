@@ -261,7 +261,7 @@ def load_rules(path: Path | None = None) -> Rules:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RulesError(f"cannot read the rules file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RulesError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise RulesError(f"{path} must hold a mapping with the keys of the packaged rules.yaml")

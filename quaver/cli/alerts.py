@@ -127,7 +127,7 @@ def backtest(
     preset: Annotated[str | None, typer.Option(help="Preset that pages; default: the rules'.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Baseline file; default: the one in force.")] = None,
     hours: Annotated[
-        float | None, typer.Option(help="Only what ended in the last so many hours.", min=0)
+        float | None, typer.Option(help="Only what ended in the last so many hours.", min=0, max=1e6)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
@@ -147,9 +147,10 @@ def backtest(
     if not folder.is_dir():
         raise FileNotFoundError(f"no records folder {folder}; --dir names another")
     path = baseline or _baseline_file()
+    known = load(path) if baseline is not None or path.exists() else None
     since = None if hours is None else time.time() - 3600 * hours
     name = preset or settings.alert_preset or rules.default
-    report = run(folder, rules, name, load(path) if path.exists() else None, since=since)
+    report = run(folder, rules, name, known, since=since)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
         return

@@ -59,6 +59,9 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     bad.write_text("a: [")
     with pytest.raises(RulesError, match="not valid YAML"):
         load_rules(bad)
+    bad.write_bytes(b"a: \xff")
+    with pytest.raises(RulesError, match="not valid YAML"):
+        load_rules(bad)
     bad.write_text("- 1")
     with pytest.raises(RulesError, match="mapping"):
         load_rules(bad)

@@ -73,7 +73,11 @@ def test_no_answer_names_the_ways_to_another_server() -> None:
 
 def test_hours_before_now_and_a_missing_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUAVER_STATE_DIR", str(tmp_path))
-    assert CliRunner().invoke(app, ["alerts", "backtest", "--hours", "-1"]).exit_code == 2
+    for hours in ("-1", "inf", "nan"):
+        assert CliRunner().invoke(app, ["alerts", "backtest", "--hours", hours]).exit_code == 2
+    (tmp_path / "records").mkdir()
+    ended = CliRunner().invoke(app, ["alerts", "backtest", "--baseline", str(tmp_path / "none")])
+    assert "cannot read the baseline" in str(ended.exception)
     for words in (["show"], ["diff"]):
         ended = CliRunner().invoke(app, ["alerts", "baseline", *words])
         assert "`quaver calibrate` makes one" in str(ended.exception)
