@@ -16,7 +16,7 @@ import msgspec
 from alerting.files import write
 from alerting.limits import L1, Count, Limits, fit_limits
 from alerting.rules import QuantilePreset, RawPreset, Rules
-from alerting.samples import Sample, scored
+from alerting.samples import Sample, scored, to_collect
 from alerting.scores import Frozen, Response
 from engine.api.body import decode
 
@@ -145,7 +145,8 @@ def build(
     if not strata:
         most = max((len(group) for group in groups.values()), default=0)
         raise BaselineError(
-            f"{most} healthy responses are too few: collect at least {need} in a band of temperatures"
+            f"{most} healthy responses are too few: a band of temperatures needs {need} beside those that "
+            f"the attention heads are fitted to; collect at least {to_collect(need)}"
         )
     counts = dict(interruptions or {})
     counts[POOLED] = Count(sum(c.events for c in counts.values()), sum(c.trials for c in counts.values()))

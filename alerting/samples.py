@@ -21,15 +21,32 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     kept: Response | None = None
 
 
+SPENT = 4  # of so many samples one makes the fit of the heads
+
+
+def to_collect(count: int) -> int:
+    """Return how many samples of a band leave `count` when the fit of the heads has taken its own."""
+    return -(-count * SPENT // (SPENT - 1))
+
+
+def to_spend(samples: Sequence[Sample]) -> set[int]:
+    """Return the places of every fourth kept sample of each band."""
+    kept: dict[str, list[int]] = {}
+    for at, sample in enumerate(samples):
+        if sample.kept is not None:
+            kept.setdefault(sample.band, []).append(at)
+    return {at for band in kept.values() for at in band[::SPENT]}
+
+
 def scored(
     samples: list[Sample], contrast: Sequence[tuple[Response, bool]] = ()
 ) -> tuple[list[Sample], dict[str, Frozen]]:
     """Add the statistics that need a fit to the samples that were kept whole; return the fits, by band.
 
-    Where there is layer detail every fourth kept sample makes the fit of the heads and is no sample any more.
+    Where there is layer detail every fourth kept sample of a band makes the fit of the heads and is no sample
+    any more.
     """
-    kept = [at for at, sample in enumerate(samples) if sample.kept is not None]
-    spent = set(kept[::4])
+    spent = to_spend(samples)
     heads = fit_heads_of([samples[at].kept for at in sorted(spent)], contrast)  # type: ignore[misc]
     if heads is not None:
         samples = [sample for at, sample in enumerate(samples) if at not in spent]

@@ -13,7 +13,7 @@ from quaver.cli.http import DEFAULT_URL, URL, KeyFile, call, no_answer, read_key
 
 def calibrate(
     responses: Annotated[
-        int, typer.Option(help="Healthy responses to gather: at least 40 for each band of temperatures.")
+        int, typer.Option(help="Healthy responses to gather: at least 54 for each band of temperatures.")
     ] = 640,
     temperature: Annotated[
         list[float] | None,
@@ -102,10 +102,12 @@ def _refuse_too_few(responses: int, temperatures: Sequence[float], rounds: int) 
     from alerting.baseline import fewest
     from alerting.canary.baseline import ROUNDS
     from alerting.rules import load_rules
+    from alerting.samples import to_collect
     from alerting.statistics import temperature_band
     from quaver.settings import load_settings
 
-    need, count = fewest(load_rules(load_settings().rules_file)), len(temperatures)
+    need = to_collect(fewest(load_rules(load_settings().rules_file)))
+    count = len(temperatures)
     shares = Counter(temperature_band(one) for one in temperatures)
     least = -(-need * count // min(shares.values()))
     if responses < least:

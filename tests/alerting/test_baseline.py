@@ -71,7 +71,10 @@ def test_small_routes_share_the_pool_and_unknown_bands_have_nothing(rules) -> No
 
 
 def test_too_little_says_how_much_is_needed(rules) -> None:
-    with pytest.raises(BaselineError, match="10 healthy responses are too few: collect at least 40"):
+    with pytest.raises(
+        BaselineError,
+        match=r"10 healthy responses are too few: a band of temperatures needs 40 .* at least 54",
+    ):
         build(samples(10), rules, model="m", quantization="q")
 
 

@@ -22,9 +22,9 @@ def key(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--responses", "60"], "ask for 80 or more"),
+        (["--responses", "60"], "ask for 108 or more"),
         (["--responses", "79", "--temperature", "0.7"], None),
-        (["--responses", "100", "--temperature", "0", "--temperature", "0", "--temperature", "1"], "for 120"),
+        (["--responses", "100", "--temperature", "0", "--temperature", "0", "--temperature", "1"], "for 162"),
         (["--responses", "60", "--temperature", "0.2", "--temperature", "0.4"], None),
         (["--canary-rounds", "3"], "0 for no canaries, else 6"),
     ],
@@ -43,7 +43,7 @@ def test_a_calibration_that_cannot_end_well_is_not_begun(
 
 
 def test_enough_is_enough() -> None:
-    _refuse_too_few(80, (0.0, 1.0), 6)
+    _refuse_too_few(108, (0.0, 1.0), 6)
     _refuse_too_few(640, (0.0, 1.0), 0)
 
 
