@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -32,6 +33,7 @@ from telemetry.columns import decode
 from telemetry.sentence import FirstSentence
 
 _TTL_S = 3600.0
+_SALT = b"score"  # of the prefix cache
 _PREVIOUS = HEAD_SIGNALS.index("prev_attention")
 
 
@@ -62,6 +64,16 @@ class _TappedFaults(ModelFaults):
     def _changed(self) -> None:
         super()._changed()
         self.on_logits |= self.tapped
+
+
+class _Ask(NamedTuple):
+    """How a batch is asked."""
+
+    temperature: float
+    seed: int
+    others: bool
+    together: int | None
+    salt: bytes
 
 
 @dataclass
@@ -98,12 +110,15 @@ class Bench:
         temperature: float,
         seed: int,
         others: bool = False,
+        together: int | None = None,
+        cached: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[Answer]:
         """Answer every item under the cell's fault, item i with the random seed `seed + i`.
 
-        `others`: with the scores that others use. `progress` hears of every answer that is over. Answers come
-        in the order of the items.
+        `others`: with the scores that others use. `together`: so many at once, None as many as run at once.
+        `cached`: the prefix cache is read and written. `progress` hears of every answer that is over. Answers
+        come in the order of the items.
         """
         if others and self._polygraph is None and peers.version() is not None:
             config = self.engine.model.config
@@ -122,25 +137,20 @@ class Bench:
                 )
             )
         try:
-            return self._run(items, cell, temperature, seed, others, progress)
+            ask = _Ask(temperature, seed, others, together, _SALT if cached else b"")
+            return self._run(items, cell, ask, progress)
         finally:
             hook.detach(None)
 
-    def _run(  # noqa: PLR0917
-        self,
-        items: Sequence[Item],
-        cell: Cell,
-        temperature: float,
-        seed: int,
-        others: bool,
-        progress: Callable[[int], None],
+    def _run(
+        self, items: Sequence[Item], cell: Cell, ask: _Ask, progress: Callable[[int], None]
     ) -> list[Answer]:
         twin = TWINS[cell.twin] if cell.twin else (lambda item: item)
         opened: dict[str, _Open] = {}
         touched: set[str] = set()
         done: dict[str, Answer] = {}
         waiting = list(enumerate(map(twin, items)))[::-1]
-        room = self.engine.settings.max_running
+        room = min(filter(None, (ask.together, self.engine.settings.max_running)))
         while waiting or opened:
             while waiting and len(opened) < room:
                 i, item = waiting.pop()
@@ -152,15 +162,15 @@ class Bench:
                 touched |= {meta.request_id} if faults or more else set()
                 params = SamplingParams(
                     max_tokens=item.max_tokens,
-                    temperature=temperature,
-                    seed=seed + i,
+                    temperature=ask.temperature,
+                    seed=ask.seed + i,
                     full_signals=True,
-                    top_logprobs=peers.EPR_TOP if others else 0,
+                    top_logprobs=peers.EPR_TOP if ask.others else 0,
                 )
                 ids = self.tokenizer.encode_prompt(self.tokenizer.chat(messages, template=encoding.template))
                 if self.tokenizer.bos_id is not None:
                     ids = [self.tokenizer.bos_id] * encoding.bos + ids
-                self.engine.submit(Submit(meta=meta, token_ids=ids, params=params))
+                self.engine.submit(Submit(meta=meta, token_ids=ids, params=params, cache_salt=ask.salt))
                 asked = _instead(item, messages) if cell.kind == AbsentSlot.kind else None
                 opened[str(i)] = _Open(item, asked, time.perf_counter(), TextStream(self.tokenizer))
             output = self.engine.step()

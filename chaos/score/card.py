@@ -51,7 +51,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
     answers: Mapping[str, Sequence[Answer]]
     canaries: Mapping[str, Sequence[Answer]]
-    calibration: Sequence[Answer]  # those that the limits are set on
+    calm: Sequence[Mapping[str, float]]  # scores of healthy answers that limits are set on
     clean_replay: Sequence[Answer]
     frozen: Frozen
     baseline: Baseline
@@ -70,8 +70,10 @@ class _Card:
     def __init__(self, material: Material) -> None:
         self.m = material
         self._scored: dict[str, Scored] = {}
-        calm = scores(material.calibration, material.frozen)
-        self.limits = {name: conformal_threshold([s[name] for s in calm], ALPHA) for name in (PASSIVE, TAP)}
+        self.limits = {
+            name: conformal_threshold([found[name] for found in material.calm], ALPHA)
+            for name in (PASSIVE, TAP)
+        }
         self.judge = Judge(material.canary_baseline)
         self._causes = load_causes()
         self.calm_canaries = replay.distances(replay.compared(self.judge, material.canaries["clean"]))
@@ -88,6 +90,7 @@ class _Card:
                 "upper95": rate_upper(pages.l2, pages.responses),
                 "warnings": pages.l1,
                 "fpr": _estimate(self.alarms("clean", PASSIVE)),
+                "l1": _estimate(share(sum(v.l1 for v in pages.verdicts.values()), len(pages.verdicts))),
                 "run_length": {
                     "wanted": self.m.rules.rate.threshold,
                     "simulated": lengths.responses,

@@ -22,7 +22,7 @@ from chaos.score.bench import Bench
 from chaos.score.card import Material, card
 from chaos.score.plan import CASES, CLEAN, Case, Cell
 from chaos.score.replay import QUANTIZATION, baseline_of, reading
-from chaos.score.signals import MODEL, response
+from chaos.score.signals import MODEL, held_out_scores, response
 from engine.settings import EngineSettings
 
 TEMPERATURE = 0.7
@@ -38,6 +38,10 @@ _CONTRAST = (
 
 #: Settings that change what the model computes: answers of others are not gone on with.
 _NUMERIC = {"backend", "dtype", "weight_bits", "compensation"}
+
+#: How canaries are asked in health, by round, and under a fault: so many together, through the cache or not.
+_WAYS = ((1, False), (4, True), (4, False), (1, True))
+_STRUCK_WAYS = _WAYS[1:3]
 
 Progress = Callable[[str, int, int], None]
 
@@ -136,7 +140,7 @@ class _Run:
         return Material(
             answers=answers,
             canaries=struck,
-            calibration=healthy[1::2],
+            calm=held_out_scores(healthy, contrast),
             clean_replay=replay,
             frozen=fit(
                 [response(answer) for answer in healthy],
@@ -150,11 +154,14 @@ class _Run:
         )
 
     def _canaries(self) -> tuple[list[list[Answer]], dict[str, list[Answer]]]:
-        """Rounds in health, and answers under each fault and control; `clean`: in health again."""
+        """Rounds in health, and answers under each fault and control; `clean`: in health again.
+
+        What else is in a batch and what comes from the prefix cache changes how numbers are rounded, and with
+        it some greedy answers: canaries are asked in every such way, as a server asks its own.
+        """
         sizes = self._sizes
-        asked = generate("calibration", sizes.canaries, seed=15)
         rounds = [
-            self._answers(f"canaries.health.{number}", asked, CLEAN, seed=number, temperature=0.0)
+            self._canaries_of(CLEAN, f"canaries.health.{number}", _WAYS[number % len(_WAYS)], number)
             for number in range(sizes.canary_rounds)
         ]
         cells = [CLEAN, *(cell for case in self._cases for cell in case.cells())]
@@ -162,22 +169,33 @@ class _Run:
             cell.name: [
                 answer
                 for number in range(sizes.canary_struck)
-                for answer in self._answers(
-                    f"canaries.{cell.name}.{number}", asked, cell, seed=100 + number, temperature=0.0
+                for answer in self._canaries_of(
+                    cell,
+                    f"canaries.{cell.name}.{number}",
+                    _STRUCK_WAYS[number % len(_STRUCK_WAYS)],
+                    100 + number,
                 )
             ]
             for cell in cells
         }
         return rounds, struck
 
-    def _answers(  # noqa: PLR0917
+    def _canaries_of(self, cell: Cell, name: str, way: tuple[int, bool], seed: int) -> list[Answer]:
+        together, cached = way
+        asked = generate("calibration", self._sizes.canaries, seed=15)
+        return self._answers(name, asked, cell, seed, temperature=0.0, together=together, cached=cached)
+
+    def _answers(
         self,
         name: str,
         items: Sequence[Item],
         cell: Cell,
         seed: int = 0,
+        *,
         temperature: float = TEMPERATURE,
         others: bool = False,
+        together: int | None = None,
+        cached: bool = False,
     ) -> list[Answer]:
         found = self._store.read(name, len(items))
         if found is None:
@@ -189,6 +207,8 @@ class _Run:
                 temperature=temperature,
                 seed=_SEED * seed,
                 others=others,
+                together=together,
+                cached=cached,
                 progress=lambda count: self._advance(name, count),
             )
             self._store.write(name, found)

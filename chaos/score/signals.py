@@ -8,7 +8,7 @@ import numpy as np
 
 from alerting.collector import raw_condition
 from alerting.rules import RawPreset, Rules
-from alerting.scores import Frozen, LayerRow, Response, response_scores
+from alerting.scores import Frozen, LayerRow, Response, fit, response_scores
 from alerting.statistics import ResponseTracker
 from chaos.score.answer import Answer
 from telemetry.signals import (
@@ -23,6 +23,7 @@ from telemetry.signals import (
 MODEL = "scored"
 ROUTE = "qa"
 _TENANT = "score"
+_FOLDS = 3
 
 
 def tell(
@@ -111,6 +112,25 @@ def response(answer: Answer) -> Response:
 def scores(answers: Sequence[Answer], frozen: Frozen) -> list[dict[str, float]]:
     """Score answers, one dict each."""
     return [response_scores(r.tokens, r.layers, r.sentence, frozen) for r in map(response, answers)]
+
+
+def held_out_scores(
+    healthy: Sequence[Answer], contrast: Sequence[tuple[Answer, bool]]
+) -> list[dict[str, float]]:
+    """Score healthy answers by fits that have seen no answer of their family.
+
+    Prompts to come are of other families too: limits of scores that know the family would be too near.
+    """
+    families = sorted({answer.family for answer in healthy})
+    found: list[dict[str, float]] = []
+    for fold in range(min(_FOLDS, len(families))):
+        out = set(families[fold::_FOLDS])
+        frozen = fit(
+            [response(answer) for answer in healthy if answer.family not in out],
+            [(response(answer), lacks) for answer, lacks in contrast if answer.family not in out],
+        )
+        found += scores([answer for answer in healthy if answer.family in out], frozen)
+    return found
 
 
 def raw_fires(answer: Answer, rules: Rules) -> bool:
