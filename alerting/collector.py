@@ -139,17 +139,20 @@ class Collector:
         if self._bytes > _MAX_KEPT_BYTES:
             entry.layers = []
         tokens = np.asarray(entry.rows, dtype=np.float32)
-        return Response(tokens, entry.layers, entry.tracker.sentence_tokens)
+        return Response(tokens, entry.layers, entry.tracker.sentence_tokens, entry.started.group)
 
     def build(self, *, model: str | None = None, quantization: str) -> Baseline:
-        """Build the baseline from what was gathered; raises BaselineError when it is too little."""
+        """Build the baseline from what was gathered; raises BaselineError when it is too little.
+
+        May run on a thread while more is gathered: what comes after the call counts for nothing.
+        """
         return build(
-            self.samples,
+            list(self.samples),
             self._rules,
             model=model or self.model,
             quantization=quantization,
-            interruptions={route: Count(*count) for route, count in self._interruptions.items()},
-            contrast=self.contrast,
+            interruptions={route: Count(*count) for route, count in list(self._interruptions.items())},
+            contrast=list(self.contrast),
         )
 
 

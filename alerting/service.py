@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,19 @@ class Alerting:
             )
         self._collector = Collector(self.rules)
 
-    def finish_calibration(self) -> Baseline:
-        """Build, save and apply the baseline; raises BaselineError when too little was gathered."""
-        if self._collector is None:
+    async def finish_calibration(self) -> Baseline:
+        """Build, save and apply the baseline; raises BaselineError when too little was gathered.
+
+        The fit takes seconds, on a thread: streams and the model's heartbeat go on.
+        """
+        collector = self._collector
+        if collector is None:
             raise BaselineError("no calibration is running; start one first")
         model, quantization = self._model
-        baseline = self._collector.build(model=model, quantization=quantization or "unknown")
+        build = partial(collector.build, model=model, quantization=quantization or "unknown")
+        baseline = await asyncio.to_thread(build)
+        if self._collector is not collector:
+            raise BaselineError("the calibration was cancelled while its baseline was built")
         baselines.archive(self.baseline_path)
         baselines.save(baseline, self.baseline_path)
         self._collector = None
@@ -256,7 +264,7 @@ class Alerting:
             if action == "start":
                 self.start_calibration()
             elif action == "finish":
-                self.finish_calibration()
+                await self.finish_calibration()
             elif action == "cancel":
                 self._collector = None
             else:

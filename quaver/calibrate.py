@@ -22,6 +22,7 @@ _PATIENT = Patience(median_s=3600.0, reaction_s=3600.0)
 _PATH = "/quaver/alerts/calibration"
 _CANARIES = "/quaver/canaries"
 _POLL_S = 0.5
+_PATIENCE_S = 120.0  # the server fits for some seconds before it answers
 
 
 class CalibrationError(Exception):
@@ -106,7 +107,7 @@ def _contrast(count: int, *, max_tokens: int, seed: int, temperatures: Sequence[
                     route=route,
                     max_tokens=max_tokens,
                     temperature=temperature,
-                    headers={"x-quaver-canary": "1"},
+                    headers={"x-quaver-canary": "1", "x-quaver-group": item.family},
                 )
             )
     return questions
@@ -114,7 +115,7 @@ def _contrast(count: int, *, max_tokens: int, seed: int, temperatures: Sequence[
 
 def _server(url: str, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=10.0, trust_env=False
+        base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=_PATIENCE_S, trust_env=False
     )
 
 

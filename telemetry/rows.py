@@ -26,6 +26,7 @@ def started(event: RequestStarted, route: str) -> ResponseStarted:
         temperature=event.temperature,
         prompt_tokens=event.prompt_tokens,
         time=event.time,
+        group=meta.headers.get("x-quaver-group", ""),
     )
 
 

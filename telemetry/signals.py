@@ -20,7 +20,8 @@ BusinessKind = Literal["interrupted", "completed", "rejected", "failed", "feedba
 
 
 class ResponseStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """A response began. `canary` responses stay out of business figures."""
+    """A response began. `canary` responses stay out of business figures. `group`: the kind of its prompt, if
+    whoever asks tells."""
 
     request_id: str
     tenant: str
@@ -30,6 +31,7 @@ class ResponseStarted(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     prompt_tokens: int
     time: float
+    group: str = ""
 
 
 class TokenBatch(msgspec.Struct, frozen=True, kw_only=True):

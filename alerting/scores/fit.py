@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -13,6 +13,8 @@ from alerting.scores.heads import HeadModel, HeadSums, fit_heads
 from alerting.scores.rauq import fit_rauq
 from alerting.scores.response import FLOORS, response_scores
 from alerting.scores.rows import SURPRISAL, Floats, Response, token_array, usable
+
+FOLDS = 3
 
 
 class FitError(ValueError):
@@ -26,6 +28,16 @@ def fit(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]] =
     first they would look better than they are. Raises FitError.
     """
     return fit_usual(healthy[1::2], fit_heads_of(healthy[::2], contrast))
+
+
+def folds(groups: Iterable[str]) -> list[frozenset[str]]:
+    """Return `FOLDS` parts of the kinds of prompts: the kinds of one are scored by a fit on the others.
+
+    Prompts to come are of other kinds too. A fit knows what healthy answers to its own kinds vary in, so
+    limits of scores that have seen the kind would be too near. Empty where there are too few kinds.
+    """
+    names = sorted({*groups} - {""})
+    return [] if len(names) < FOLDS else [frozenset(names[fold::FOLDS]) for fold in range(FOLDS)]
 
 
 def fit_heads_of(healthy: Sequence[Response], contrast: Sequence[tuple[Response, bool]] = ()) -> Heads | None:

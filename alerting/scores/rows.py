@@ -26,11 +26,13 @@ class LayerRow(NamedTuple):
 
 
 class Response(NamedTuple):
-    """One response: `tokens` [T, TOKEN_SIGNALS], the layer rows there are, tokens of its first sentence."""
+    """One response: `tokens` [T, TOKEN_SIGNALS], the layer rows there are, tokens of its first sentence, and
+    the kind of its prompt, if that is known."""
 
     tokens: Any
     layers: Sequence[LayerRow] = ()
     sentence: int | None = None
+    group: str = ""
 
 
 def token_array(tokens: Any) -> tuple[Floats, NDArray[np.intp]]:

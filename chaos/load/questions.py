@@ -25,6 +25,7 @@ def supply(
             route=item.route,
             max_tokens=max_tokens,
             temperature=temperature,
+            headers={"x-quaver-group": item.family},
         )
 
 

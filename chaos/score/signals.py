@@ -8,7 +8,7 @@ import numpy as np
 
 from alerting.collector import raw_condition
 from alerting.rules import RawPreset, Rules
-from alerting.scores import Frozen, LayerRow, Response, fit, response_scores
+from alerting.scores import Frozen, LayerRow, Response, fit, folds, response_scores
 from alerting.statistics import ResponseTracker
 from chaos.score.answer import Answer
 from telemetry.signals import (
@@ -23,7 +23,6 @@ from telemetry.signals import (
 MODEL = "scored"
 ROUTE = "qa"
 _TENANT = "score"
-_FOLDS = 3
 
 
 def tell(
@@ -50,6 +49,7 @@ def tell(
             temperature=temperature,
             prompt_tokens=1,
             time=now,
+            group=answer.family,
         )
     )
     first = len(rows) if answer.sentence is None else min(answer.sentence, len(rows))
@@ -117,14 +117,9 @@ def scores(answers: Sequence[Answer], frozen: Frozen) -> list[dict[str, float]]:
 def held_out_scores(
     healthy: Sequence[Answer], contrast: Sequence[tuple[Answer, bool]]
 ) -> list[dict[str, float]]:
-    """Score healthy answers by fits that have seen no answer of their family.
-
-    Prompts to come are of other families too: limits of scores that know the family would be too near.
-    """
-    families = sorted({answer.family for answer in healthy})
+    """Score healthy answers, each by a fit that has seen none of its family."""
     found: list[dict[str, float]] = []
-    for fold in range(min(_FOLDS, len(families))):
-        out = set(families[fold::_FOLDS])
+    for out in folds(answer.family for answer in healthy):
         frozen = fit(
             [response(answer) for answer in healthy if answer.family not in out],
             [(response(answer), lacks) for answer, lacks in contrast if answer.family not in out],
