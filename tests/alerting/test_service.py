@@ -49,7 +49,7 @@ async def test_from_calibration_over_an_alert_to_the_notification(service, tmp_p
             service.respond(alerting.sink, service.rows(24))
         early = await client.post(url, json={"action": "finish"})
         assert early.status_code == 409
-        assert "at least 40" in early.json()["error"]["message"]
+        assert "at least 54" in early.json()["error"]["message"]
         for _ in range(90):
             service.respond(alerting.sink, service.rows(24))
         done = (await client.post(url, json={"action": "finish"})).json()
