@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.load.plan import Plan
+from chaos.load.recorder import hold
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 GRACE_S = 15.0
@@ -34,6 +35,7 @@ def run_headless(plan: Plan, url: str, key: str, *, quiet: bool = False) -> dict
     plan.check()
     folder = Path(plan.out)
     folder.mkdir(parents=True, exist_ok=True)
+    os.close(hold(folder))  # Locust's own process holds it from now on
     report_file = folder / "readers.json"
     report_file.unlink(missing_ok=True)
     users = 1 if plan.loop == "open" else plan.users
@@ -45,7 +47,9 @@ def run_headless(plan: Plan, url: str, key: str, *, quiet: bool = False) -> dict
     ]
     environment = os.environ | plan.to_env() | {"QUAVER_KEY": key}
     output = subprocess.DEVNULL if quiet else None
-    process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)  # noqa: S603
+    process = subprocess.Popen(  # noqa: S603 - in a session of its own, a Ctrl-C reaches it through us alone
+        command, env=environment, stdout=output, stderr=output, start_new_session=True
+    )
     code = _wait(process)
     if not report_file.exists():
         raise LocustError(f"Locust ended with code {code} and left no report; run again without --quiet")
@@ -56,10 +60,13 @@ def run_headless(plan: Plan, url: str, key: str, *, quiet: bool = False) -> dict
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for Locust; when we are told to stop, so is it, and its report is waited for."""
 
-    def stop(*_: object) -> None:
+    def stop(number: int, _: object) -> None:
+        if number == signal.SIGINT:
+            process.send_signal(signal.SIGUSR1)  # so that the report has which it was
         process.send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         return process.wait()
     finally:

@@ -17,6 +17,7 @@ import atexit
 import itertools
 import os
 import random
+import signal
 import time
 from typing import Any
 
@@ -72,9 +73,14 @@ def stop_asking(**_: Any) -> None:
 def finish(**_: Any) -> None:
     """Write the last report."""
     if sessions:
-        sessions[-1].recorder.close("finished")
+        sessions[-1].recorder.close(f"stopped by {told[0]}" if told else "finished")
 
 
+told: list[
+    str
+] = []  # the signals that ended the run; `run_headless` sends SIGUSR1 before it passes SIGINT on
+gevent.signal_handler(signal.SIGUSR1, told.append, "SIGINT")
+gevent.signal_handler(signal.SIGTERM, told.append, "SIGTERM")
 events.test_start.add_listener(start)  # type: ignore[no-untyped-call]
 events.test_stopping.add_listener(stop_asking)  # type: ignore[no-untyped-call]
 events.test_stop.add_listener(finish)  # type: ignore[no-untyped-call]

@@ -44,7 +44,7 @@ class Recorder:
         self._began = began
         self._tell = tell or _complain
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._hold: int | None = _held(self.folder)
+        self._hold: int | None = hold(self.folder)
         for name in ("requests.csv", "readers.json", "readers.csv", "readers.html"):
             (self.folder / name).unlink(missing_ok=True)
         self._rows = io.StringIO()
@@ -141,7 +141,7 @@ class Recorder:
         self._rows = io.StringIO()
 
 
-def _held(folder: Path) -> int:
+def hold(folder: Path) -> int:
     """Return a descriptor that holds the folder until it is closed; PlanError where another run holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -90,7 +90,8 @@ def test_a_dead_server_is_no_connection(tmp_path: Path) -> None:
     assert table(report).caption == f"failed: {count} ({count} no connection)"
 
 
-def test_sigterm_leaves_a_report(script: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_report_that_says_so(script: Any, tmp_path: Path, signum: signal.Signals) -> None:
     code = (
         "from chaos.load.headless import run_headless; from chaos.load.plan import Plan; "
         f"run_headless(Plan(users=2, out={str(tmp_path)!r}), {script.url!r}, 'k', quiet=True)"
@@ -99,9 +100,10 @@ def test_sigterm_leaves_a_report(script: Any, tmp_path: Path) -> None:
     deadline = time.monotonic() + 40
     while script.served < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     assert process.wait(30) == 0
     report = json.loads((tmp_path / "readers.json").read_text())
+    assert report["state"] == f"stopped by {signum.name}"
     assert report["outcomes"]["read"] >= 1
     assert 0 < report["seconds"] < 60
 
