@@ -20,6 +20,9 @@ def write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(path)) from error
         except BaseException:
             part.unlink(missing_ok=True)
             raise

@@ -68,10 +68,17 @@ def score(
         (junit, as_junit(card)),
     ):
         if path is not None:
-            path.write_text(text, encoding="utf-8")
+            _write(path, text)
     if gate is not None and (card["resilience"] or 0.0) < gate:
         typer.echo(f"below the gate of {gate:.0%}", err=True)
         raise typer.Exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:  # a full disk says no name by itself
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _check(path: Path) -> None:
