@@ -28,13 +28,23 @@ _FLUSH_S = 60.0
 
 @dataclass
 class Answer:
-    """One request: when it came, when its first token did, and where its prompt was found."""
+    """One request: when it came, what its tokens waited for, and where its prompt was found."""
 
     prompt: list[int]
     asked: float
-    first_s: float = 0.0
+    waits: list[float] = field(default_factory=list)  # seconds, of each token for the one before it
     tokens: list[int] = field(default_factory=list)
     tier_tokens: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def first_s(self) -> float:
+        """Seconds from the request to its first token."""
+        return self.waits[0]
+
+    def take(self, token: int, now: float) -> None:
+        """Take in the next token."""
+        self.waits.append(now - self.asked - sum(self.waits))
+        self.tokens.append(token)
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,7 @@ class Driver:
         now = time.perf_counter()
         tokens = np.frombuffer(output.token_ids, np.int32).tolist()
         for request_id, token in zip(output.request_ids, tokens, strict=True):
-            answer = self.open[request_id]
-            answer.first_s = answer.first_s or now - answer.asked
-            answer.tokens.append(token)
+            self.open[request_id].take(token, now)
         ended = []
         for finish in output.finished:
             answer = self.open.pop(finish.request_id)

@@ -7,7 +7,8 @@ of them before they come again.
 
 A client asks, waits for the whole answer, and asks for what is next in the list. All beginnings are
 asked for once before anything is counted; then the engines take turns, pass by pass, with the same list.
-Throughput is that of whole passes; first tokens of those who all come at once at its start are not counted.
+Throughput is that of whole passes; tokens of those who all come at once at its start are not counted. Gaps
+are between the tokens of an answer: they show what packing and unpacking take from answers under way.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Arm:
     def as_dict(self) -> dict[str, Any]:
         """Return it for the JSON; `ms` in the order of the list."""
         first = [1000 * answer.first_s for answer in self.answers]
+        gaps = [1000 * wait for answer in self.answers for wait in answer.waits[1:]]
         prompts = sum(len(answer.prompt) for answer in self.answers)
         found: Counter[str] = Counter()
         for answer in self.answers:
@@ -91,6 +93,8 @@ class Arm:
         return {
             "p50_ms": float(np.quantile(first, 0.5)),
             "p95_ms": float(np.quantile(first, 0.95)),
+            "gap_p50_ms": float(np.quantile(gaps, 0.5)),
+            "gap_p95_ms": float(np.quantile(gaps, 0.95)),
             "tokens_per_s": self.tokens / self.seconds,
             "hit_ratio": {tier: found[tier] / prompts for tier in ("device", "host", "disk")},
             "tiers": {tier: self._moved(tier, stats) for tier, stats in self.driver.stats().items()},

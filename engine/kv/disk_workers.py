@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
 import mmap
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -17,20 +20,30 @@ Job = Callable[[memoryview], None]
 """Work of one thread; it is lent that thread's buffer, aligned to pages, until it returns."""
 
 _MAX_LEFT_BEHIND = 4
+_PATIENT = 15  # niceness, of 19: about a thirtieth of the processor time of a thread without
 
 
 class Workers:
     """`threads` threads that take jobs from one bounded queue, in order.
 
     A thread that is `stuck_after_s` in one job is left behind and another takes its place, as long as
-    no more than a few hang: a disk that stalls again and again must not collect threads.
+    no more than a few hang: a disk that stalls again and again must not collect threads. Nobody waits for
+    the jobs of `patient` workers: their threads leave the processor to others, where the system has a
+    priority for each thread.
     """
 
     def __init__(
-        self, name: str, *, threads: int, limit: int, buffer_bytes: int, stuck_after_s: float = math.inf
+        self,
+        name: str,
+        *,
+        threads: int,
+        limit: int,
+        buffer_bytes: int,
+        stuck_after_s: float = math.inf,
+        patient: bool = False,
     ) -> None:
         self._name, self._limit, self._buffer_bytes = name, limit, buffer_bytes
-        self._stuck_after_s = stuck_after_s
+        self._stuck_after_s, self._patient = stuck_after_s, patient
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._began: dict[int, float | None] = {}  # serving thread -> when its job began; None: idle
@@ -89,6 +102,9 @@ class Workers:
 
     def _run(self, number: int) -> None:
         buffer = memoryview(mmap.mmap(-1, self._buffer_bytes))
+        if self._patient and sys.platform == "linux":
+            with contextlib.suppress(OSError):  # only a hint
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PATIENT)
         while (job := self._next(number)) is not None:
             try:
                 job(buffer)

@@ -55,7 +55,9 @@ class DiskWriter:
         self._scanned = False
         self._tidying = False
         # One job that tidies up may wait and another run beside the stores, so `put` finds room.
-        self._thread = Workers("quaver-kv-write", threads=1, limit=queue + 2, buffer_bytes=buffer_bytes)
+        self._thread = Workers(
+            "quaver-kv-write", threads=1, limit=queue + 2, buffer_bytes=buffer_bytes, patient=True
+        )
         self.flush, self.close = self._thread.flush, self._thread.close
 
     def reserve(self, label: Label, block_bytes: int) -> DiskSlot | None:

@@ -15,7 +15,7 @@ Of the values that share a scale, let m be the largest magnitude. The scale is t
 that is not below m / 127 in fp32: rounded up, so that codes stay within ±127 and the scale of tiny
 values does not vanish. It is at most m / 127 · (1 + 2^-10) + 2^-24, and a value is off by at most half of it.
 There is none for m > 127 · 65504; a block with such a magnitude, or with infinities or NaN, is
-refused. Codes are ⌊value / scale + ½⌋ in fp32.
+refused. Codes are value · (1 / scale) in fp32, rounded to the nearest whole number, ties to even.
 
 What is written here in NumPy is the specification; the native kernels give the same bytes.
 """
@@ -214,8 +214,8 @@ def _pack(
     exact = largest / np.float32(127)
     nearest = exact.astype(np.float16)
     scales[:] = (nearest.view(np.uint16) + (nearest < exact)).view(np.float16)  # the next one's bits
-    divisors = np.expand_dims(np.where(scales > 0, scales, 1).astype(np.float32), shared)
-    codes[:] = np.floor(values / divisors + np.float32(0.5))
+    factors = 1 / np.where(scales > 0, scales, 1).astype(np.float32)
+    codes[:] = np.rint(values * np.expand_dims(factors, shared))
     return True
 
 

@@ -20,10 +20,10 @@ def test_at_first_a_copy_is_expected_to_pay() -> None:
 
 def test_traffic_without_reuse_ends_copies_and_reuse_brings_them_back_at_once() -> None:
     reuse = Reuse()
-    for number in range(400):
+    for number in range(1000):
         reuse.leaves(name(number))
     assert not reuse.pays(COPY_S, COMPUTE_S)
-    assert all(reuse.wanted(name(number)) for number in range(300, 330))
+    assert all(reuse.wanted(name(number)) for number in range(900, 930))
     assert reuse.pays(COPY_S, COMPUTE_S)
 
 

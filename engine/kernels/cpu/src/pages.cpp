@@ -21,21 +21,42 @@ struct Block {
         value_scales(key_scales + int64_t(layers) * row * 2) {}
 };
 
-// The smallest half that is not below `largest` / 127.
-uint16_t scale_of(float largest) {
-  const float exact = largest / 127.f;
-  const uint16_t nearest = float_to_half(exact);
-  return nearest + (half_to_float(nearest) < exact);
-}
-
 // Sizes of bf16 numbers are ordered as their bits are.
 inline uint16_t size_of(uint16_t bf16) { return bf16 & 0x7fff; }
 
-// Stores the scale and returns what to divide by.
-float put_scale(uint8_t* to, uint16_t largest) {
-  const uint16_t half = scale_of(bf16_to_float(largest));
-  std::memcpy(to, &half, sizeof half);
-  return half ? half_to_float(half) : 1.f;
+// By value: std::max's references keep loops from being vectors.
+inline uint16_t larger(uint16_t a, uint16_t b) { return a > b ? a : b; }
+
+// The smallest half that is not below `value`, which is from 0 to 65504.
+inline uint16_t half_from(float value) {
+  const float small = std::min(value, 1.f) * 0x1p24f;  // in units of the smallest half
+  const int whole = int(small);
+  return value < 0x1p-14f ? whole + (float(whole) < small) : (bits<uint32_t>(value) - 0x38000000 + 0x1fff) >> 13;
+}
+
+// Of the sizes `largest`: their scales, and what to multiply by. False when one has no scale.
+bool put_scales(const uint16_t* __restrict largest, int count, uint16_t* __restrict halves, float* __restrict factors,
+                uint8_t* scales) {
+  uint16_t most = 0;
+  for (int i = 0; i < count; ++i) most = larger(most, largest[i]);
+  if (!(bf16_to_float(most) <= LARGEST)) return false;
+  for (int i = 0; i < count; ++i) {
+    const uint16_t half = halves[i] = half_from(bf16_to_float(largest[i]) / 127.f);
+    factors[i] = 1.f / (half ? half_to_float(half) : 1.f);
+  }
+  std::memcpy(scales, halves, count * sizeof *halves);
+  return true;
+}
+
+// A function of its own: where it is inlined, compilers forget that its arrays are apart.
+[[gnu::noinline]] void grow(uint16_t* __restrict largest, const uint16_t* __restrict from, int count) {
+  for (int i = 0; i < count; ++i) largest[i] = larger(largest[i], size_of(from[i]));
+}
+
+uint16_t largest_of(const uint16_t* from, int count) {
+  uint16_t most = 0;
+  for (int i = 0; i < count; ++i) most = larger(most, size_of(from[i]));
+  return most;
 }
 
 float get_scale(const uint8_t* from) {
@@ -44,12 +65,8 @@ float get_scale(const uint8_t* from) {
   return half_to_float(half);
 }
 
-// ⌊value / scale + ½⌋. There is no product here that could be contracted with the sum.
-inline int8_t encode(uint16_t value, float scale) {
-  const float shifted = bf16_to_float(value) / scale + 0.5f;
-  const int whole = int(shifted);
-  return int8_t(whole - (shifted < float(whole)));
-}
+// The nearest whole number, ties to even. There is no sum with which the product could be contracted.
+inline int8_t encode(uint16_t value, float by) { return int8_t(int(__builtin_rintf(bf16_to_float(value) * by))); }
 
 // The product is exact: 7 bits by 11.
 inline uint16_t decode(int8_t code, float scale) {
@@ -57,38 +74,34 @@ inline uint16_t decode(int8_t code, float scale) {
   return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-bool pack_keys(const uint16_t* pages, const int64_t* slots, int tokens, int row, uint8_t* codes, uint8_t* scales,
-               std::vector<uint16_t>& largest, std::vector<float>& divisors) {
-  uint16_t* __restrict const most = largest.data();
-  float* __restrict const by = divisors.data();
-  std::fill(most, most + row, 0);
-  for (int i = 0; i < tokens; ++i) {
-    const uint16_t* __restrict const from = pages + slots[i] * row;
-    for (int c = 0; c < row; ++c) {  // by value: std::max's references keep the loop from being vectors
-      const uint16_t size = size_of(from[c]), before = most[c];
-      most[c] = size > before ? size : before;
-    }
-  }
-  for (int c = 0; c < row; ++c) {
-    if (!(bf16_to_float(most[c]) <= LARGEST)) return false;
-    by[c] = put_scale(scales + 2 * c, most[c]);
-  }
+// What packing needs of memory beside the block: room for a layer's scales.
+struct Scratch {
+  std::vector<uint16_t> largest, halves;
+  std::vector<float> factors;
+
+  explicit Scratch(int count) : largest(count), halves(count), factors(count) {}
+};
+
+bool pack_keys(const uint16_t* pages, const int64_t* slots, int tokens, int row, int8_t* codes, uint8_t* scales, Scratch& of) {
+  std::fill_n(of.largest.begin(), row, 0);
+  for (int i = 0; i < tokens; ++i) grow(of.largest.data(), pages + slots[i] * row, row);
+  if (!put_scales(of.largest.data(), row, of.halves.data(), of.factors.data(), scales)) return false;
+  const float* __restrict const by = of.factors.data();
   for (int i = 0; i < tokens; ++i) {
     const uint16_t* const from = pages + slots[i] * row;
-    int8_t* __restrict const to = reinterpret_cast<int8_t*>(codes) + int64_t(i) * row;
+    int8_t* __restrict const to = codes + int64_t(i) * row;
     for (int c = 0; c < row; ++c) to[c] = encode(from[c], by[c]);
   }
   return true;
 }
 
-bool pack_values(const uint16_t* pages, const int64_t* slots, int tokens, int row, uint8_t* codes, uint8_t* scales) {
+bool pack_values(const uint16_t* pages, const int64_t* slots, int tokens, int row, int8_t* codes, uint8_t* scales, Scratch& of) {
+  for (int i = 0; i < tokens; ++i) of.largest[i] = largest_of(pages + slots[i] * row, row);
+  if (!put_scales(of.largest.data(), tokens, of.halves.data(), of.factors.data(), scales)) return false;
   for (int i = 0; i < tokens; ++i) {
     const uint16_t* const from = pages + slots[i] * row;
-    uint16_t most = 0;
-    for (int c = 0; c < row; ++c) most = std::max(most, size_of(from[c]));
-    if (!(bf16_to_float(most) <= LARGEST)) return false;
-    const float by = put_scale(scales + 2 * i, most);
-    int8_t* __restrict const to = reinterpret_cast<int8_t*>(codes) + int64_t(i) * row;
+    int8_t* __restrict const to = codes + int64_t(i) * row;
+    const float by = of.factors[i];
     for (int c = 0; c < row; ++c) to[c] = encode(from[c], by);
   }
   return true;
@@ -105,14 +118,13 @@ int quaver_pack_block(const uint16_t* keys, const uint16_t* values, int64_t laye
                       int layers, int row, uint8_t* block) {
   using namespace quaver;
   const Block to(block, tokens, layers, row);
-  std::vector<uint16_t> largest(row);
-  std::vector<float> divisors(row);
+  Scratch scratch(std::max(row, tokens));
   for (int64_t layer = 0; layer < layers; ++layer) {
-    const int64_t codes = layer * tokens * row;
-    if (!pack_keys(keys + layer * layer_stride, slots, tokens, row, to.keys + codes, to.key_scales + 2 * layer * row, largest,
-                   divisors))
-      return 0;
-    if (!pack_values(values + layer * layer_stride, slots, tokens, row, to.values + codes, to.value_scales + 2 * layer * tokens))
+    const int64_t at = layer * layer_stride, codes = layer * tokens * row;
+    if (!pack_keys(keys + at, slots, tokens, row, reinterpret_cast<int8_t*>(to.keys + codes), to.key_scales + 2 * layer * row,
+                   scratch) ||
+        !pack_values(values + at, slots, tokens, row, reinterpret_cast<int8_t*>(to.values + codes),
+                     to.value_scales + 2 * layer * tokens, scratch))
       return 0;
   }
   return 1;
