@@ -24,8 +24,7 @@ from engine.kv import block_file
 from engine.kv.block_file import Label
 from engine.kv.drop import DropPolicy
 from engine.kv.int8 import BlockLayout, pack, unpack
-from engine.kv.pages import PagePool
-from engine.kv.tiers import BLOCK_PAGES
+from engine.kv.pages import BLOCK_PAGES, PagePool
 from engine.models.native import NativeLlama
 from engine.models.step import Batch, Output
 from engine.settings import EngineSettings

@@ -293,10 +293,10 @@ class Engine:
         """Copy pages ahead; with nothing to compute, wait for a load. Return the seconds all moving took."""
         if self.tiers is None:
             return 0.0
-        self.tiers.write_ahead()
+        self.tiers.storing.write_ahead()
         if waiting:
             self.tiers.wait(_WAIT_S)
-        return self.tiers.step_s
+        return self.tiers.step.spent
 
     def _take_finished(self) -> list[Finish]:
         finished, self._finished = self._finished, []

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+BLOCK_PAGES = 4  # pages that go down and come back together: a block
+
 
 class PagePool:
     """Keys and values of every layer in pages of `page_size` tokens.

@@ -11,10 +11,11 @@ from engine.kv.checksum import checksum_by
 from engine.kv.drop import DropPolicy
 from engine.kv.host import HostStore
 from engine.kv.int8 import BlockLayout
+from engine.kv.pages import BLOCK_PAGES
 from engine.kv.policy import Recompute
 from engine.kv.prefix import PrefixCache
 from engine.kv.tier_policy import PRESETS
-from engine.kv.tiers import ASKED, BLOCK_PAGES, Tiers
+from engine.kv.tiers import ASKED, Tiers
 from engine.models.config import ModelConfig
 from engine.settings import EngineSettings
 

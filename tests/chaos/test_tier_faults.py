@@ -67,7 +67,7 @@ class Bench:
         self.engine = Engine(MODEL, settings, self.hook, b"weights")
         assert self.engine.tiers is not None
         self.tiers = self.engine.tiers
-        self.tiers._policy = TierPolicy(disk_age_s=0.0, copy_all=True)
+        self.tiers.storing.policy = TierPolicy(disk_age_s=0.0, copy_all=True)
         self.disk._writer._first_pause_s = self.disk._writer._pause_s = 0.01
         self.loaded = Loaded(self.engine, self.tiers)
         self.count = 0
@@ -102,7 +102,7 @@ class Bench:
         """Have the pool give up what it keeps."""
         cache = self.engine.roster.cache
         self.tiers.begin_step(decoding=False)
-        self.tiers._limit_s = 60.0
+        self.tiers.step.limit = 60.0
         cache.release(cache.take(self.engine.pool.free + cache.idle))
 
     def to_disk(self) -> None:

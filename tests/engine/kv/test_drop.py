@@ -10,8 +10,8 @@ import pytest
 
 from engine.core import Engine
 from engine.kv.drop import SINKS, DropPolicy, entropy_of
+from engine.kv.pages import BLOCK_PAGES
 from engine.kv.tier_policy import PRESETS, TierPolicy
-from engine.kv.tiers import BLOCK_PAGES
 from engine.settings import EngineSettings
 from tests.engine.kv.test_prefix import MODEL, PAGE, prompt_of, run, submit
 from tests.engine.kv.test_tiers import push_out
@@ -25,7 +25,7 @@ def engine(**changes: object) -> Engine:
     target = Engine(MODEL, EngineSettings(**(values | changes)))
     if target.tiers is not None and target.tiers.drop is not None:
         target.tiers.drop = POLICY
-        target.tiers._policy = TierPolicy(disk_age_s=0.0, copy_all=True)
+        target.tiers.storing.policy = TierPolicy(disk_age_s=0.0, copy_all=True)
     return target
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.kv import names
 from engine.kv.loading import Tier
+from engine.kv.pages import BLOCK_PAGES
 from engine.kv.prefix import Entry
-from engine.kv.tiers import BLOCK_PAGES
 from tests.engine.kv.test_drop import POLICY
 from tests.engine.kv.test_prefix import PAGE, submit
 from tests.engine.kv.test_tiers_machine import TOLERANCE, TiersMachine
@@ -28,9 +28,9 @@ class DropMachine(TiersMachine):
         if not hasattr(self, "packed"):
             self.packed = {}
         super().start()
-        tiers = self.tiers
-        tiers.drop = POLICY
-        store, kept = tiers._store, tiers._kept
+        self.tiers.drop = POLICY
+        storing = self.tiers.storing
+        store, kept = storing._store, storing._kept
 
         def note(last: Entry, tier: Tier | None = None) -> None:
             block = [last]
@@ -41,7 +41,7 @@ class DropMachine(TiersMachine):
                 self.packed.setdefault(entry.name, []).append((self.values([entry.page])[:, :, 0], ~own))
             store(last, tier)
 
-        tiers._store = note  # type: ignore[method-assign]
+        storing._store = note  # type: ignore[method-assign]
 
     @rule(number=st.integers(0, 1))
     def come_back(self, number: int) -> None:
@@ -55,7 +55,7 @@ class DropMachine(TiersMachine):
                 self.step()
             cache = self.engine.roster.cache
             self.tiers.begin_step(decoding=False)
-            self.tiers._limit_s = 60.0
+            self.tiers.step.limit = 60.0
             cache.release(cache.take(self.engine.pool.free + cache.idle))
 
     def values(self, pages: list[int]) -> Tensor:

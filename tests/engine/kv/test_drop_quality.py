@@ -15,8 +15,7 @@ from benchmarks.text import Text
 from engine.core import Engine, load_engine
 from engine.kv.drop import DropPolicy
 from engine.kv.int8 import pack, unpack
-from engine.kv.pages import PagePool
-from engine.kv.tiers import BLOCK_PAGES
+from engine.kv.pages import BLOCK_PAGES, PagePool
 from engine.messages import RequestMeta, SamplingParams, Submit
 from engine.models.loader import load_tokenizer
 from engine.models.step import Batch, Output

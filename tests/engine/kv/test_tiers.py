@@ -33,7 +33,7 @@ def engine(**changes: object) -> Engine:
     }
     target = Engine(MODEL, EngineSettings(**(values | changes)), source=b"weights")
     if target.tiers is not None:
-        target.tiers._policy = TierPolicy(disk_age_s=0.0, copy_all=True)
+        target.tiers.storing.policy = TierPolicy(disk_age_s=0.0, copy_all=True)
     return target
 
 
@@ -45,7 +45,7 @@ def push_out(target: Engine) -> None:
     """Have the pool give up all that is idle."""
     cache = target.roster.cache
     target.tiers.begin_step(decoding=False)
-    target.tiers._limit_s = 60.0
+    target.tiers.step.limit = 60.0
     cache.release(cache.take(target.pool.free + cache.idle))
 
 
@@ -176,7 +176,7 @@ def test_what_has_come_is_taken_after_the_deadline_too(monkeypatch: pytest.Monke
     target, prompt = engine(kv_deadline_s=1e-6), prompt_of(100)
     end_of(target, "a", prompt)
     push_out(target)
-    monkeypatch.setattr("engine.kv.tiers._ALONE_S", 1e-9)  # a block a step
+    monkeypatch.setattr("engine.kv.step_time.ALONE_S", 1e-9)  # a block a step
     assert end_of(target, "b", prompt).tier_tokens == {"host": 96}
     assert target.tiers.tiers[0].late == 0
 
@@ -198,7 +198,7 @@ def test_what_is_there_to_the_middle_of_a_block_is_kept_as_it_is() -> None:
     end_of(target, "a", prompt)
     cache = target.roster.cache
     target.tiers.begin_step(decoding=False)
-    target.tiers._limit_s = 60.0
+    target.tiers.step.limit = 60.0
     cache.release(cache.take(target.pool.free + cache.idle - 10))
     end = end_of(target, "b", prompt)
     assert end.tier_tokens == {"device": 40, "host": 56}
@@ -208,7 +208,7 @@ def test_a_step_with_decodes_packs_little(monkeypatch: pytest.MonkeyPatch) -> No
     target = engine()
     end_of(target, "a", prompt_of(100))
     cache, host = target.roster.cache, target.tiers.tiers[0].store
-    monkeypatch.setattr("engine.kv.tiers._BESIDE_DECODES_S", 1e-9)
+    monkeypatch.setattr("engine.kv.step_time.BESIDE_DECODES_S", 1e-9)
     target.tiers.begin_step(decoding=True)
     cache.release(cache.take(target.pool.free + cache.idle))
     assert host.counters.stores == 1
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_in_the_log(
     assert "in use by another server" in caplog.text
     assert [tier.name for tier in second.tiers.tiers] == ["host"]
     assert second.tiers.policy()["preset"] == "own"
-    second.tiers._policy = PRESETS["entropy"]
+    second.tiers.storing.policy = PRESETS["entropy"]
     assert second.tiers.policy()["preset"] == "entropy"
     first.close()
 

@@ -18,9 +18,10 @@ from engine.kv.disk_files import Files
 from engine.kv.host import HostStore
 from engine.kv.int8 import BlockLayout
 from engine.kv.loading import Loading
+from engine.kv.pages import BLOCK_PAGES
 from engine.kv.policy import Recompute
 from engine.kv.tier_policy import TierPolicy
-from engine.kv.tiers import BLOCK_PAGES, Tiers
+from engine.kv.tiers import Tiers
 from engine.messages import AttachFault, Finish, Submit
 from engine.settings import EngineSettings
 from tests.engine.kv.test_disk import bytes_of

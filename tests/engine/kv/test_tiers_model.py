@@ -49,7 +49,7 @@ def push_out(target: Engine) -> None:
     cache = target.roster.cache
     assert target.tiers is not None
     target.tiers.begin_step(decoding=False)
-    target.tiers._limit_s = 60.0
+    target.tiers.step.limit = 60.0
     cache.release(cache.take(target.pool.free + cache.idle))
 
 

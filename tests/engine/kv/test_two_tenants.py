@@ -49,7 +49,7 @@ def trials(count: int, salts: tuple[bytes, bytes]) -> tuple[float, Engine]:
     )
     engine = Engine(MODEL, settings, source=b"weights")
     assert engine.tiers is not None
-    engine.tiers._policy = TierPolicy(copy_all=True)
+    engine.tiers.storing.policy = TierPolicy(copy_all=True)
     draws = random.Random(7)
     times: dict[bool, list[float]] = {True: [], False: []}
     for trial in range(count):
