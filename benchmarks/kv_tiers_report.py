@@ -82,10 +82,11 @@ def _replay(name: str, found: dict[str, Any]) -> Table:
 
 def _overhead(found: dict[str, Any]) -> Table:
     table = Table(title="tokens/s lost where nothing is reused", title_justify="left")
-    for column in ("kept, requests", "median", "95 % sure: at most"):
+    for column in ("kept, requests", "median", "95 % sure: at most", "at first", "at most"):
         table.add_column(column, justify="left" if "," in column else "right")
     for name, row in found.items():
-        table.add_row(name, f"{row['median']:.1%}", f"{row['upper95']:.1%}")
+        cells = [f"{part[key]:.1%}" for part in (row, row["at_first"]) for key in ("median", "upper95")]
+        table.add_row(name, *cells)
     return table
 
 

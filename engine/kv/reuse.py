@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 _REMEMBERED = 1 << 16  # names
-_LATELY = 2048  # blocks that left, in which what was seen falls to 1 ÷ e
-_PRIOR = (16.0, 128.0)  # wanted again, of so many that left: what is believed at first
+_LATELY = 4096  # blocks that left, in which what was seen falls to 1 ÷ e
+_PRIOR = (64.0, 512.0)  # wanted again, of so many that left: what is believed at first
 
 
 class Reuse:

@@ -114,7 +114,6 @@ class Storing:
         """Pack the block whose last page is that of `last`, unless the tier, the first by default, has it."""
         began = time.perf_counter()
         with self._step.measured():
-            last.copied = True
             block = [last]
             while len(block) < BLOCK_PAGES:
                 parent = block[-1].parent
@@ -123,6 +122,9 @@ class Storing:
             block.reverse()
             pages, keep = [entry.page for entry in block], self._kept(block)
             tier, tokens = tier or self._tiers[0], b"".join(entry.tokens for entry in block)
+            if last.copied and tier is self._tiers[0] and self._is_below(last, tokens):
+                return
+            last.copied = True
             size = self._layout.partial_size(int(keep.sum()))
             slot = self._slot(tier, last.name, tokens, last.salt, size=size, entropy=last.entropy)
             if slot is None:
@@ -133,6 +135,11 @@ class Storing:
             if packed:
                 self._count(tier, size)
                 self._copies.learn(time.perf_counter() - began)
+
+    def _is_below(self, last: Entry, tokens: bytes) -> bool:
+        """Whether a tier below the first has a block, or will: its copy went there already."""
+        lower = (tier.store.lookup(last.name, tokens, last.salt) for tier in self._tiers[1:])
+        return any(found is not Found.MISS for found in lower)
 
     def _kept(self, block: list[Entry]) -> NDArray[np.bool_]:
         """Which tokens of a block's pages it holds: bool [tokens]. What has lost some loses no more."""
