@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.kv.reuse import Reuse
 
-COPY_S, COMPUTE_S = 0.0005, 0.025  # a block of the default model: one in fifty pays
+COPY_S, COMPUTE_S = 0.00075, 0.025  # a block of the default model: one in 33 pays
 
 
 def name(number: int) -> bytes:
@@ -20,10 +20,10 @@ def test_at_first_a_copy_is_expected_to_pay() -> None:
 
 def test_traffic_without_reuse_ends_copies_and_reuse_brings_them_back_at_once() -> None:
     reuse = Reuse()
-    for number in range(1000):
+    for number in range(2500):
         reuse.leaves(name(number))
     assert not reuse.pays(COPY_S, COMPUTE_S)
-    assert all(reuse.wanted(name(number)) for number in range(900, 930))
+    assert all(reuse.wanted(name(number)) for number in range(2400, 2450))
     assert reuse.pays(COPY_S, COMPUTE_S)
 
 
