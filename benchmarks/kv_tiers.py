@@ -139,9 +139,9 @@ def main() -> None:
     plan = QUICK if arguments.quick else WHOLE
     result = run(plan, threads=arguments.threads, only=only, folder=arguments.folder)
     result = merged(before, result | {"quick": arguments.quick})
-    kv_tiers_report.show(result, Console())
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    kv_tiers_report.show(result, Console())
     console.print(f"[dim]{arguments.output} written after {result['seconds']:.0f} s")
 
 
