@@ -22,6 +22,7 @@ ROWS = {
     "cut_after_s": "left after",
     "failed_after_s": "failed after",
 }
+LATE_S = 0.2  # a start later than this makes the times of a run doubtful
 COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -56,6 +57,18 @@ def _what(summary: Mapping[str, Any]) -> str:
     return f"{began} · {loop(summary['plan'])} · seed {summary['plan']['seed']}"
 
 
+def late(summary: Mapping[str, Any]) -> str | None:
+    """Say that the load could not keep up with its own plan; None when nearly all was sent in time."""
+    delay = summary["start_delay_s"]["p95"]
+    if not summary["start_delay_s"]["count"] or delay <= LATE_S:
+        return None
+    return (
+        f"The load fell behind: one request in twenty was sent {delay:.1f} s late or later. Times count from "
+        f"when requests were due; for the rate that was asked for take more --at-once than "
+        f"{summary['plan']['at_once']}, or a faster machine."
+    )
+
+
 def _state(summary: Mapping[str, Any]) -> str:
     notes = []
     if summary["state"] == "running":
@@ -64,6 +77,8 @@ def _state(summary: Mapping[str, Any]) -> str:
         )
     elif summary["state"] != "finished":
         notes.append(f"The run did not come to its end: {summary['state']}.")
+    if (behind := late(summary)) is not None:
+        notes.append(behind)
     if summary["rows_lost"]:
         notes.append(f"{summary['rows_lost']} rows of requests.csv had no room on the disk.")
     return "".join(f'<p class="state">{escape(note)}</p>' for note in notes)

@@ -159,7 +159,9 @@ def _outcomes(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _tell(console: Console, report: dict[str, Any], out: Path) -> None:
-    """Print the table, the goodput, and where the files are."""
+    """Print the table, the goodput, what is doubtful, and where the files are."""
+    from chaos.load.page import late
+
     tell = partial(console.print, soft_wrap=True)
     console.print(table(report))
     goodput = report["goodput"]
@@ -174,6 +176,8 @@ def _tell(console: Console, report: dict[str, Any], out: Path) -> None:
         )
     if report["left_before_first_token"]:
         tell(f"{report['left_before_first_token']} left before a first token and are in no first-token time")
+    if (behind := late(report)) is not None:
+        tell(behind)
     if report["state"] != "finished":
         tell(f"The run was {report['state']}")
     if report.get("trouble"):

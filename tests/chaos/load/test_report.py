@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from chaos.load.page import late
 from chaos.load.plan import Plan, PlanError
 from chaos.load.reading import Reading
 from chaos.load.recorder import Recorder
@@ -256,3 +257,16 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     assert len(requests(tmp_path)) == 1
     kept.close("finished")
     recorder(tmp_path).close("finished")
+
+
+@pytest.mark.parametrize(("delay_s", "told"), [(0.01, False), (3.0, True)])
+def test_a_load_that_falls_behind_says_so(tmp_path: Path, delay_s: float, told: bool) -> None:
+    kept = recorder(tmp_path, rate=2.0)
+    assert late(kept.summary()) is None
+    for number in range(40):
+        one = reading(number)
+        one.started = one.intended + delay_s
+        kept.add(one)
+    kept.close("finished")
+    assert ("fell behind" in (late(kept.summary()) or "")) is told
+    assert ("fell behind" in (tmp_path / "readers.html").read_text()) is told
