@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from engine.kv.block_file import file_bytes
 from engine.kv.disk import DiskStore
-from engine.kv.disk_files import DiskFolderError
+from engine.kv.disk_files import DiskFolderError, Files
 from engine.kv.store import Found, Store
 
 ROOT = Path(__file__).parents[3]
@@ -365,6 +366,22 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     child.wait()
     assert child.stdout is not None
     child.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own here")
+def test_the_writer_leaves_the_processor_to_others(folder: Path) -> None:
+    seen = []
+
+    class Watching(Files):
+        def fsync(self, file: int) -> None:
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            super().fsync(file)
+
+    with_files = open_store(folder, files=Watching())
+    put(with_files, 1)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert seen[-1] > own
+    with_files.close()
 
 
 def test_two_servers_never_share_a_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.core import Engine
 from engine.kv.figures import Figures, count
+from engine.kv.pages import BLOCK_PAGES
 from engine.kv.tier_policy import PRESETS, Pace, TierPolicy
 from engine.messages import Finish
 from engine.settings import EngineSettings
@@ -222,6 +223,23 @@ def test_idle_pages_are_copied_before_their_room_is_wanted() -> None:
     end_of(target, "d", [5, 5], max_tokens=6)
     assert target.stats().prefix_evictions == 0
     assert target.tiers.tiers[0].store.counters.stores > 0
+
+
+def test_a_copy_that_went_to_the_disk_is_not_made_again(tmp_path: Path) -> None:
+    target = engine(kv_disk_dir=tmp_path / "kv")
+    run(target, submit("a", prompt_of(100)), submit("b", prompt_of(100, 7), max_tokens=1))
+    end_of(target, "c", prompt_of(40, 3))  # beyond 85 % of the pool
+    end_of(target, "d", [5, 5], max_tokens=6)
+    ahead = target.tiers.host.counters.stores
+    blocks = sum(e.depth % BLOCK_PAGES == BLOCK_PAGES - 1 for e in target.roster.cache.entries())
+    assert 0 < ahead <= blocks
+    while target.tiers.host.evict():
+        pass
+    assert target.tiers.disk.flush()
+    push_out(target)
+    assert target.tiers.disk.counters.stores == ahead
+    assert target.tiers.host.counters.stores == blocks
+    target.close()
 
 
 def test_tainted_pages_never_go_down() -> None:
