@@ -1,37 +1,43 @@
-"""The server asks itself: a request that takes the same way as a client's, without the socket."""
+"""The server asks itself: requests that take the same way as a client's, without the socket."""
 
 from __future__ import annotations
 
+import dataclasses
+import uuid
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.types import Receive, Scope, Send
+import msgspec
 
-from engine.api.app import ApiState, routes
-from engine.api.auth import Principal
-from engine.api.errors import EXCEPTION_HANDLERS
+from engine.api.generation import Delta, Generation
+from engine.api.jobs import chat_job
+from engine.api.replies import ChatReply
+from engine.api.state import ApiState
+from engine.messages import RequestMeta
 
-_MARK = {"x-quaver-canary": "1"}
+
+async def ask(
+    state: ApiState, body: dict[str, Any], meta: RequestMeta, *, cached: bool = True
+) -> tuple[Generation, list[Delta]]:
+    """Send a chat request and return its answer when that is whole.
+
+    It passes the door and the gate, is queued and struck by faults as the traffic that `meta` makes it one
+    of, but counts against nobody's limit. `cached`: the tenant's prefix cache is read and written, else
+    neither. Raises ApiError when it is refused or fails, DisconnectedError when the server ends it.
+    """
+    job = await chat_job(state, msgspec.json.encode(body), meta)
+    if not cached:
+        submits = [msgspec.structs.replace(submit, cache_salt=b"") for submit in job.submits]
+        job = dataclasses.replace(job, submits=submits)
+    state.admit(meta, len(job.submits))
+    deltas: list[Delta] = []
+    with Generation(state, job) as generation:
+        while not generation.over:
+            deltas += await generation.next()
+    return generation, deltas
 
 
 async def ask_as_canary(state: ApiState, body: dict[str, Any]) -> dict[str, Any]:
-    """Send a chat request marked as a canary and return its JSON answer.
-
-    It is admitted, queued and struck by faults as traffic is, and stays out of business figures. Raises
-    RuntimeError with the API's own words when it is refused.
-    """
-    import httpx  # noqa: PLC0415 - slow to import, and the first canary can wait
-
-    app = Starlette(routes=routes(state), exception_handlers=EXCEPTION_HANDLERS)
-
-    async def as_operator(scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["principal"] = Principal("operator")
-        await app(scope, receive, send)
-
-    transport = httpx.ASGITransport(as_operator)
-    async with httpx.AsyncClient(transport=transport, base_url="http://quaver", headers=_MARK) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    payload: dict[str, Any] = answer.json()
-    if not answer.is_success:
-        raise RuntimeError(payload["error"]["message"])
-    return payload
+    """Ask as the default tenant, marked as a canary; return the API's JSON answer. Raises as `ask` does."""
+    meta = RequestMeta(request_id=f"canary-{uuid.uuid4().hex}", canary=True)
+    generation, deltas = await ask(state, body, meta)
+    return ChatReply(state, generation).whole(deltas)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import OrderedDict
 from typing import Literal
-
-import msgspec
 
 from alerting.canary.prompt import Canary, Guarded
 from chaos.probes import judge
 from chaos.prompts import generate
 from engine.api.body import DisconnectedError
 from engine.api.errors import ApiError
-from engine.api.generation import Generation
-from engine.api.jobs import chat_job
 from engine.api.state import ApiState
 from engine.hooks import ChoiceText, RequestEnded, RequestStarted
 from engine.messages import RequestMeta, StepOutput
+from quaver.ask import ask
 
 _COUNT = 24
 _SEED = 20_240  # of no other draw: prompts of `quaver calibrate` and of the demo begin at 0
@@ -42,8 +38,8 @@ def prompts() -> list[Canary]:
 class Sender:
     """Implements `alerting.canary.prompt.Port`, and hears as an observer who asks.
 
-    A canary passes the door and the gate as a request of low priority of the tenant it stands for; chaos
-    selects it exactly as that tenant's own. It counts against nobody's limit.
+    A canary is a request of low priority of the tenant it stands for; chaos selects it exactly as that
+    tenant's own.
     """
 
     def __init__(self, state: ApiState) -> None:
@@ -64,26 +60,16 @@ class Sender:
             canary=True,
             headers=dict(guarded.headers),
         )
-        body = msgspec.json.encode(
-            {
-                "messages": canary.messages,
-                "max_tokens": canary.max_tokens,
-                "temperature": 0,
-                "signals": True,
-            }
-        )
+        body = {
+            "messages": canary.messages,
+            "max_tokens": canary.max_tokens,
+            "temperature": 0,
+            "signals": True,
+        }
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                job = await chat_job(self._state, body, meta)
-                if not cached:
-                    submits = [msgspec.structs.replace(submit, cache_salt=b"") for submit in job.submits]
-                    job = dataclasses.replace(job, submits=submits)
-                self._state.admit(meta, len(job.submits))
-                with Generation(self._state, job) as generation:
-                    text = ""
-                    while not generation.over:
-                        text += "".join(delta.text for delta in await generation.next())
-                    return text
+                _, deltas = await ask(self._state, body, meta, cached=cached)
+                return "".join(delta.text for delta in deltas)
         except (ApiError, DisconnectedError, TimeoutError):
             return None
 
