@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import OrderedDict
 
 import numpy as np
@@ -46,6 +47,7 @@ class Collector:
     """
 
     def __init__(self, rules: Rules) -> None:
+        self.id = uuid.uuid4().hex
         self._rules = rules
         self._raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
         self._open: OrderedDict[str, _Open] = OrderedDict()

@@ -20,7 +20,7 @@ from alerting import baseline as baselines
 from alerting.alerts import Alert, AlertBook, rfc3339
 from alerting.baseline import Baseline, BaselineError
 from alerting.breaker import Breaker
-from alerting.canary.service import BUSY, Canaries
+from alerting.canary.service import BUSY, CHANGED, Canaries
 from alerting.collector import Collector
 from alerting.evaluator import Evaluator
 from alerting.metrics import AlertMetrics
@@ -253,19 +253,25 @@ class Alerting:
         return JSONResponse(self._calibration())
 
     async def _post_calibration(self, request: Request) -> Response:
-        """Body {"action": "start" | "finish" | "cancel"}; 409: one runs already, or has too little."""
+        """Body {"action": "start" | "finish" | "cancel"}; 409: one runs already, or has too little.
+
+        With the "id" that `start` told, the others refuse to act on a later calibration than that.
+        """
         try:
-            action = decode(await body_of(request, _MAX_BODY))["action"]
+            body = decode(await body_of(request, _MAX_BODY))
+            action, named = body["action"], body.get("id")
         except ApiError as error:
             return error.response()
-        except (ValueError, KeyError, TypeError):
-            action = None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            action = named = None
         try:
             if action == "start":
                 self.start_calibration()
             elif action == "finish":
+                self._check_calibration(named)
                 await self.finish_calibration()
             elif action == "cancel":
+                self._check_calibration(named)
                 self._collector = None
             else:
                 return _error(400, "bad_action", 'send {"action": "start"}, "finish" or "cancel"')
@@ -275,6 +281,10 @@ class Alerting:
             return _error(507, "not_saved", f"the baseline could not be written: {error.strerror}")
         return JSONResponse(self._calibration())
 
+    def _check_calibration(self, named: object) -> None:
+        if named is not None and (self._collector is None or self._collector.id != named):
+            raise BaselineError(CHANGED)
+
     def _calibration(self) -> dict[str, Any]:
         gathered: dict[str, int] = {}
         if self._collector is not None:
@@ -283,6 +293,7 @@ class Alerting:
                 gathered[key] = gathered.get(key, 0) + 1
         return {
             "running": self._collector is not None,
+            "id": None if self._collector is None else self._collector.id,
             "responses": sum(gathered.values()),
             "by_stratum": gathered,
             "baseline": self.evaluator.baseline_summary(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
@@ -51,7 +52,7 @@ async def calibrate(
     """
     async with _server(url, key) as server:
         before = await _healthy(server)
-        await _act(server, _PATH, "start")
+        begun = await _act(server, _PATH, "start")
         try:
             questions = supply("calibration", max_tokens=max_tokens, seed=seed, temperatures=temperatures)
             await _ask(url, key, questions, responses, readers, seed, progress)
@@ -60,9 +61,9 @@ async def calibrate(
                 told = lambda read: progress(responses + read)  # noqa: E731
                 await _ask(url, key, iter(pairs), len(pairs), readers, seed, told)
             await _healthy(server, before)
-            return await _act(server, _PATH, "finish")
+            return await _act(server, _PATH, "finish", id=begun["id"])
         except BaseException:
-            await _act(server, _PATH, "cancel")
+            await _cancel(server, _PATH, begun["id"])
             raise
 
 
@@ -76,14 +77,17 @@ async def calibrate_canaries(
     async with _server(url, key) as server:
         before = await _healthy(server)
         state = await _act(server, _CANARIES, "calibrate", rounds=rounds)
+        own = state["calibration"]["id"]
         try:
             while state["calibration"]["running"]:
                 progress(state["calibration"]["asked"], state["calibration"]["of"])
                 await asyncio.sleep(_POLL_S)
                 state = await _call(server, "GET", _CANARIES)
+                if state["calibration"]["id"] != own:
+                    raise CalibrationError("it was cancelled, and another calibration took its place")
             await _healthy(server, before)
         except BaseException:
-            await _act(server, _CANARIES, "cancel")
+            await _cancel(server, _CANARIES, own)
             raise
         if state["calibration"]["error"] or not state["usable"]:
             raise CalibrationError(state["calibration"]["error"] or state["why_not"])
@@ -130,6 +134,12 @@ async def _call(
 
 async def _act(server: httpx.AsyncClient, path: str, action: str, **more: Any) -> dict[str, Any]:
     return await _call(server, "POST", path, {"action": action, **more})
+
+
+async def _cancel(server: httpx.AsyncClient, path: str, own: str) -> None:
+    """End the calibration with this id; one that took its place goes on."""
+    with contextlib.suppress(CalibrationError):
+        await _act(server, path, "cancel", id=own)
 
 
 async def _healthy(server: httpx.AsyncClient, before: dict[str, Any] | None = None) -> dict[str, Any]:

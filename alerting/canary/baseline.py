@@ -1,16 +1,23 @@
 """How known prompts are answered in health, as a versioned JSON file, and how far an answer is from that.
 
-The healthy rounds are dealt to three heaps: the first gives each canary's own means, the second the
-tails and limits of distances from them, the third counts how often health passes those limits. The
-false-alarm bounds rest on the third alone.
+Canaries are asked in rounds, under each of `CONDITIONS` in turn, since what else is in a batch, and what
+comes from the prefix cache, changes how numbers are rounded: some greedy answers take another turn by it.
+Whole cycles of conditions are kept together. One cycle in three gives each canary's own means and, each
+round of it against the others, the tails of distances from them. The other cycles set the limits and say
+how often health passes them: a limit is the k-th smallest of n scores that neither means nor tails have
+seen, so a new answer passes it at a rate that is Beta(n − k + 1, k) distributed, whose upper quantiles are
+the Clopper–Pearson bounds of n − k events in n. Every canary and condition is in n equally often, which
+makes a count vary less than such draws do.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -24,7 +31,10 @@ from alerting.scores.frozen import Packed
 from engine.api.body import decode
 
 FORMAT_VERSION = 1
-ROUNDS = 6  # at least, two for each heap
+#: Of each round in turn: how many canaries are asked together, and whether through the prefix cache. Live
+#: ones are asked alone, or beside traffic.
+CONDITIONS = ((1, False), (4, True), (4, False), (1, True))
+ROUNDS = 2 * len(CONDITIONS)  # at least
 LEVELS = (0.2, 0.05, 0.01)
 ANSWER = "answer"
 #: Distances as small as these carry no meaning: nats, a probability, units of the spread among prompts.
@@ -84,6 +94,11 @@ class CanaryBaseline(msgspec.Struct, frozen=True, kw_only=True):
             )
         return None
 
+    def limits(self, level: float) -> dict[str, float]:
+        """Return how far each signal alone must be from its canary's own to pass the limit of a level."""
+        threshold = self.thresholds[_signals(level)]
+        return {name: tail.value(threshold) for name, tail in self.tails.items()}
+
     def rates(self, confidence: float, drift: float) -> dict[str, float]:
         """Return the healthy rates of all tests: their upper bounds, times `drift`."""
         return {name: min(1.0, drift * count.upper(confidence)) for name, count in self.counts.items()}
@@ -121,8 +136,8 @@ class Judge:
         distances = self._ruler.distances(canary, reading)
         scores = _scores(distances, self._baseline.tails)
         score = max(scores.values(), default=0.0)
-        tests = {_signals(level): score > self._baseline.thresholds[_signals(level)] for level in LEVELS}
-        if ANSWER in self._baseline.counts and _sure(profile.right):
+        tests = {name: score > limit for name, limit in self._baseline.thresholds.items()}
+        if _sure(profile.right):
             tests[ANSWER] = not right
         return Comparison(
             distances=distances,
@@ -141,25 +156,20 @@ def build(
     """
     if len(rounds) < ROUNDS:
         raise BaselineError(f"{len(rounds)} rounds of canaries are too few: at least {ROUNDS} are needed")
-    heaps = [[answer for healthy in rounds[heap::3] for answer in healthy] for heap in range(3)]
-    own = {name: [a for a in heaps[0] if a.canary == name] for name in sorted({a.canary for a in rounds[0]})}
-    if any({a.canary for a in heap} != own.keys() for heap in heaps):
+    names = sorted(answer.canary for answer in rounds[0])
+    if any(sorted(answer.canary for answer in healthy) != names for healthy in rounds):
         raise BaselineError("not every canary was answered in every round; see the server's log")
-    means = {
-        name: Reading(
-            *(_middle([getattr(a.reading, part) for a in mine]) for part in ("means", "heads", "onset"))
-        )
-        for name, mine in own.items()
-    }
+    cycles = [number // len(CONDITIONS) for number in range(len(rounds))]
+    own = [healthy for cycle, healthy in zip(cycles, rounds, strict=True) if cycle % 3 == 0]
+    others = [a for cycle, healthy in zip(cycles, rounds, strict=True) if cycle % 3 for a in healthy]
+    means = _means(own)
     heads = _spread([mean.heads for mean in means.values()])
     onset = _spread([mean.onset for mean in means.values()])
-    ruler = _Ruler(means, heads, onset)
-    fitted = [ruler.distances(a.canary, a.reading) for a in heaps[1]]
-    tails = {
-        name: Tail.of([d[name] for d in fitted if name in d] or [0.0], floor)
-        for name, floor in _FLOORS.items()
-    }
-    strongest = [max(_scores(d, tails).values(), default=0.0) for d in fitted]
+    fitted: list[dict[str, float]] = []
+    for number, healthy in enumerate(own):
+        ruler = _Ruler(_means(own[:number] + own[number + 1 :]), heads, onset)
+        fitted += [ruler.distances(a.canary, a.reading) for a in healthy]
+    right = Counter(a.canary for healthy in own for a in healthy if a.right)
     draft = CanaryBaseline(
         version=FORMAT_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -171,26 +181,28 @@ def build(
                 [float(value) for value in mean.means],
                 _packed(mean.heads),
                 _packed(mean.onset),
-                Count(sum(a.right for a in own[name]), len(own[name])),
+                Count(right[name], len(own)),
             )
             for name, mean in means.items()
         },
         spread={"heads": _packed(heads), "onset": _packed(onset)},
-        tails=tails,
-        thresholds={_signals(level): conformal_threshold(strongest, level) for level in LEVELS},
+        tails={
+            name: Tail.of([d[name] for d in fitted if name in d] or [0.0], floor)
+            for name, floor in _FLOORS.items()
+        },
+        thresholds={},
         counts={},
     )
-    sure = {name for name, profile in draft.profiles.items() if _sure(profile.right)}
     judge = Judge(draft)
-    found = [(a, judge.compare(a.canary, a.reading, a.right)) for a in heaps[2]]
+    found = [c for a in others if (c := judge.compare(a.canary, a.reading, a.right)) is not None]
+    scores = [comparison.score for comparison in found]
+    thresholds = {_signals(level): conformal_threshold(scores, level) for level in LEVELS}
     counts = {
-        name: Count(sum(c.tests[name] for _, c in found if c is not None), len(found))
-        for name in draft.thresholds
+        name: Count(sum(score > limit for score in scores), len(scores)) for name, limit in thresholds.items()
     }
-    asked = [a for a, _ in found if a.canary in sure]
-    if asked:
-        counts[ANSWER] = Count(sum(not a.right for a in asked), len(asked))
-    return msgspec.structs.replace(draft, counts=counts)
+    if wrong := [comparison.tests[ANSWER] for comparison in found if ANSWER in comparison.tests]:
+        counts[ANSWER] = Count(sum(wrong), len(wrong))
+    return msgspec.structs.replace(draft, thresholds=thresholds, counts=counts)
 
 
 def save(baseline: CanaryBaseline, path: Path) -> None:
@@ -237,10 +249,17 @@ def _apart(values: Array, mean: Array, spread: Array) -> float:
     return float(np.sqrt(np.square(z.clip(-_CLIP, _CLIP)).mean())) if z.size else math.nan
 
 
-def _middle(arrays: Sequence[Array]) -> Array:
-    """Mean of several answers, cell by cell; a cell that is absent in one is absent."""
-    found: Array = np.mean(np.stack(arrays), axis=0)
-    return found
+def _means(rounds: Sequence[Sequence[Answer]]) -> dict[str, Reading]:
+    """Mean of each canary's answers, cell by cell; a cell that is absent in one is absent."""
+    found: dict[str, list[Reading]] = {}
+    for answer in chain.from_iterable(rounds):
+        found.setdefault(answer.canary, []).append(answer.reading)
+    return {
+        name: Reading(
+            *(np.mean([getattr(one, part) for one in mine], axis=0) for part in ("means", "heads", "onset"))
+        )
+        for name, mine in found.items()
+    }
 
 
 def _spread(arrays: Sequence[Array]) -> Array:

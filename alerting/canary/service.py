@@ -33,11 +33,10 @@ from engine.api.errors import ApiError
 
 _LOG = logging.getLogger("quaver.alerting")
 
-_AT_ONCE = (1, 4, 8, 2)  # canaries asked together while a baseline is made, by turns: as traffic does
 _MAX_ROUNDS = 60
 BUSY = "a calibration is running already: wait until it ends, or `quaver calibrate --cancel`"
+CHANGED = "that calibration is over: it was cancelled, or another one took its place"
 _MAX_BODY = 4096
-_TAKE_IN_S = 0.25  # signals are taken in together, ten times a second
 
 
 class Canaries:
@@ -70,6 +69,7 @@ class Canaries:
         self._turn = itertools.count()
         self._task: asyncio.Task[None] | None = None
         self._making: asyncio.Task[None] | None = None
+        self._calibration = ""  # id of the newest
         self._progress = (0, 0)
         self._failure: str | None = None
         self._answers = Counter(
@@ -139,8 +139,10 @@ class Canaries:
                 "model": baseline.model,
                 "quantization": baseline.quantization,
                 "failed_in_health": {n: [c.events, c.trials] for n, c in baseline.counts.items()},
+                "limits": baseline.limits(0.05),
             },
             "calibration": {
+                "id": self._calibration,
                 "running": self.calibrating,
                 "asked": done,
                 "of": total,
@@ -191,20 +193,9 @@ class Canaries:
         self._progress = (0, rounds * len(self._canaries))
         answered: list[list[Answer]] = []
         for number in range(rounds):
-            together = asyncio.Semaphore(_AT_ONCE[number % len(_AT_ONCE)])
-            cached = number // len(_AT_ONCE) % 2 == 1
-
-            async def one(
-                canary: Canary, together: asyncio.Semaphore = together, cached: bool = cached
-            ) -> Answer | None:
-                async with together:
-                    request_id = f"canary-{uuid.uuid4().hex}"
-                    text, reading = await self._answer(request_id, canary, Guarded(), cached=cached)
-                    self._progress = (self._progress[0] + 1, self._progress[1])
-                    known = text is not None and reading is not None
-                    return Answer(canary.id, reading, canary.right(text)) if known else None  # type: ignore[arg-type]
-
-            found = await asyncio.gather(*map(one, self._canaries))
+            at_once, cached = baselines.CONDITIONS[number % len(baselines.CONDITIONS)]
+            together = asyncio.Semaphore(at_once)
+            found = await asyncio.gather(*(self._healthy(c, together, cached) for c in self._canaries))
             answered.append([answer for answer in found if answer is not None])
         made = baselines.build(
             answered, model=model, quantization=quantization, prompts=digest(self._canaries)
@@ -213,15 +204,21 @@ class Canaries:
         self._load()
         return made
 
+    async def _healthy(self, canary: Canary, together: asyncio.Semaphore, cached: bool) -> Answer | None:
+        async with together:
+            request_id = f"canary-{uuid.uuid4().hex}"
+            text, reading = await self._answer(request_id, canary, Guarded(), cached=cached)
+        self._progress = (self._progress[0] + 1, self._progress[1])
+        return None if text is None or reading is None else Answer(canary.id, reading, canary.right(text))
+
     async def _answer(
         self, request_id: str, canary: Canary, guarded: Guarded, *, cached: bool
     ) -> tuple[str | None, Reading | None]:
+        """Return the text, and what the signals left, which sinks have heard once the port returns."""
         assert self._port is not None
         self.reader.expect(request_id)
         try:
             text = await self._port.ask(request_id, canary, guarded, cached=cached)
-            if text is not None:
-                await asyncio.sleep(_TAKE_IN_S)
         finally:
             reading = self.reader.take(request_id)
         return text, reading
@@ -269,20 +266,23 @@ class Canaries:
     async def _post(self, request: Request) -> Response:
         """Body {"action": "calibrate", "rounds": 24} or {"action": "cancel"}; answers at once.
 
-        409: they are being asked already.
+        409: they are being asked already, or "id" names an earlier calibration than that to cancel.
         """
         try:
             body = decode(await body_of(request, _MAX_BODY))
-            action, rounds = body["action"], body.get("rounds", 24)
+            action, rounds, named = body["action"], body.get("rounds", 24), body.get("id")
         except ApiError as error:
             return error.response()
         except (ValueError, KeyError, TypeError, AttributeError):
-            action, rounds = None, 0
+            action, rounds, named = None, 0, None
         if action == "calibrate" and type(rounds) is int and baselines.ROUNDS <= rounds <= _MAX_ROUNDS:
             if self.calibrating:
                 return ApiError(409, "calibration", BUSY).response()
+            self._calibration = uuid.uuid4().hex
             self._making = asyncio.create_task(self._make(rounds), name="canaries' baseline")
         elif action == "cancel":
+            if named is not None and named != self._calibration:
+                return ApiError(409, "calibration", CHANGED).response()
             if self._making is not None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await end(self._making)

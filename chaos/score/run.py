@@ -48,8 +48,8 @@ Progress = Callable[[str, int, int], None]
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """How much is generated: answers a cell, healthy answers for the limits, questions for each half of both
-    contrasts, the replay without a fault, canaries and their rounds in health (a multiple of three) and under
-    each fault."""
+    contrasts, the replay without a fault, canaries and their rounds in health (8 or more) and under each
+    fault."""
 
     n: int = 96
     calibration: int = 640

@@ -10,6 +10,8 @@ import typer
 
 from quaver.cli.http import DEFAULT_URL, URL, KeyFile, call, no_answer, read_key
 
+_BLUNT = 0.4  # nats: by so much does noise of σ 2 on the logits move a canary
+
 
 def calibrate(
     responses: Annotated[
@@ -29,8 +31,8 @@ def calibrate(
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 48,
     seed: Annotated[int, typer.Option(help="Seed of the questions' order.")] = 0,
     canary_rounds: Annotated[
-        int, typer.Option(help="Times that each canary is asked; 0: no canaries, else 6 … 60.", min=0, max=60)
-    ] = 12,
+        int, typer.Option(help="Times that each canary is asked; 0: no canaries, else 8 … 60.", min=0, max=60)
+    ] = 24,
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Only end the calibration that runs; nothing is kept of it.")
     ] = False,
@@ -133,17 +135,15 @@ def _tell_baseline(baseline: dict[str, Any]) -> None:
 
 
 def _tell_canaries(canaries: dict[str, Any]) -> None:
-    from alerting.limits import Count
-
-    failed = Count(*canaries["baseline"]["failed_in_health"]["signals@0.05"])
+    limit = canaries["baseline"]["limits"]["entropy"]
     typer.echo(
-        f"{len(canaries['canaries'])} canaries in force; {failed.events} of {failed.trials} healthy answers "
-        "exceed their 5 % limit"
+        f"{len(canaries['canaries'])} canaries in force; 95 of 100 healthy first sentences are within "
+        f"{limit:.2f} nats of their usual entropy"
     )
-    if 1 - failed.others().upper(0.99) > 2 * 0.05:
+    if limit > _BLUNT:
         typer.secho(
-            "warning: that is far more than 5 %, so canaries will tell less: something else was running, or "
-            "answers differ from time to time; run `quaver calibrate` again with nothing else running",
+            "warning: that is much, so canaries will tell less: something else was running, or answers "
+            "differ from time to time; run `quaver calibrate` again with nothing else running",
             err=True,
             fg=typer.colors.YELLOW,
         )

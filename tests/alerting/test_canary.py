@@ -122,9 +122,8 @@ def test_absent_signals_are_not_counted() -> None:
 
 
 def test_a_canary_that_is_often_wrong_in_health_is_not_judged_by_its_answer() -> None:
-    rounds = Model(1).rounds(9)
-    for healthy in rounds:
-        healthy[0] = Answer("c0", healthy[0].reading, False)
+    model = Model(1)
+    rounds = [[Answer(n, model.reading(n), n != "c0") for n in NAMES] for _ in range(baselines.ROUNDS)]
     judge = Judge(baselines.build(rounds, model="toy", quantization="none", prompts="p"))
     reading = Model(2).reading("c0")
     assert baselines.ANSWER not in judge.compare("c0", reading, False).tests
@@ -152,10 +151,9 @@ def test_the_file_comes_back_and_says_what_it_is_not(tmp_path: Path) -> None:
 
 def test_too_little_is_refused() -> None:
     with pytest.raises(BaselineError, match="too few"):
-        made(rounds=5)
-    rounds = Model(1).rounds(6)
+        made(rounds=baselines.ROUNDS - 1)
+    rounds = Model(1).rounds(baselines.ROUNDS)
     rounds[4].pop()
-    rounds[1].pop()
     with pytest.raises(BaselineError, match="every round"):
         baselines.build(rounds, model="toy", quantization="none", prompts="p")
 
@@ -212,3 +210,31 @@ def test_an_answer_that_did_not_end_by_itself_is_nothing(reason: str) -> None:
     )
     reader.on_ended(ended)
     assert reader.take("mine") is None
+
+
+def test_conditions_of_the_rounds_are_no_fault(rules) -> None:
+    """Answers that depend on the batch are healthy under every condition, however few rounds were asked."""
+    shifts = np.random.default_rng(7).normal(0, 0.1, len(baselines.CONDITIONS))
+
+    def rounds(model: Model, count: int) -> list[list[Answer]]:
+        found = []
+        for number in range(count):
+            shift = shifts[number % len(shifts)]
+            found.append([Answer(n, model.reading(n, shift), True) for n in NAMES])
+        return found
+
+    for seed in range(10):
+        baseline = baselines.build(
+            rounds(Model(300 + seed), baselines.ROUNDS), model="toy", quantization="none", prompts="p"
+        )
+        judge = Judge(baseline)
+        rates = baseline.rates(rules.rate.confidence, rules.rate.drift)
+        for condition in range(len(shifts)):
+            alike = rounds(Model(400 + seed), len(shifts) * 5)[condition :: len(shifts)]
+            tests = [
+                c.tests
+                for healthy in alike
+                for a in healthy
+                if (c := judge.compare(a.canary, a.reading, True))
+            ]
+            assert np.mean([found["signals@0.05"] for found in tests]) < 2 * rates["signals@0.05"]

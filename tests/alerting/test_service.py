@@ -106,7 +106,13 @@ async def test_one_calibration_at_a_time_unless_nobody_feeds_it(
         monkeypatch.setattr(time, "monotonic", lambda: now + 118)
         assert (await client.post(url, json={"action": "start"})).status_code == 409
         monkeypatch.setattr(time, "monotonic", lambda: now + 120)
-        assert (await client.post(url, json={"action": "start"})).json()["responses"] == 0
+        first = (await client.get(url)).json()["id"]
+        taken = (await client.post(url, json={"action": "start"})).json()
+        assert taken["responses"] == 0 and taken["id"] != first
+        for action in ("finish", "cancel"):
+            late = await client.post(url, json={"action": action, "id": first})
+            assert late.status_code == 409 and "another one" in late.json()["error"]["message"]
+        assert (await client.get(url)).json()["id"] == taken["id"]
         assert (await client.post(url, json={"action": "cancel"})).json()["running"] is False
         assert (await client.post(url, json={"action": "start"})).status_code == 200
 
@@ -125,11 +131,15 @@ async def test_while_canaries_are_asked_no_calibration_begins(tmp_path, registry
     alerting.canaries.ask([Canary(id="c", messages=[], max_tokens=1, right=bool)], Slow())
     async with http(alerting) as client:
         calibrate, start = {"action": "calibrate"}, {"action": "start"}
-        assert (await client.post("/quaver/canaries", json=calibrate)).json()["calibration"]["running"]
+        begun = (await client.post("/quaver/canaries", json=calibrate)).json()["calibration"]
+        assert begun["running"]
         again = await client.post("/quaver/canaries", json=calibrate)
         assert (again.status_code, "--cancel" in again.text) == (409, True)
         assert (await client.post("/quaver/alerts/calibration", json=start)).status_code == 409
-        ended = await client.post("/quaver/canaries", json={"action": "cancel"})
+        late = await client.post("/quaver/canaries", json={"action": "cancel", "id": "earlier"})
+        assert (late.status_code, alerting.canaries.calibrating) == (409, True)
+        own = {"action": "cancel", "id": begun["id"]}
+        ended = await client.post("/quaver/canaries", json=own)
         assert ended.json()["calibration"]["running"] is False
         assert (await client.post("/quaver/alerts/calibration", json=start)).status_code == 200
 

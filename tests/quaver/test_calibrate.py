@@ -28,8 +28,10 @@ class Server:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
             return self.chaos.pop(0)
-        self.actions.append(json.loads(request.content)["action"])
-        return httpx.Response(200, json={"baseline": "new"})
+        body = json.loads(request.content)
+        self.actions.append(body["action"])
+        assert body.get("id") == (None if body["action"] == "start" else "mine")
+        return httpx.Response(200, json={"baseline": "new", "id": "mine"})
 
 
 def chaos(started: tuple[str, ...] = (), faults: tuple[str, ...] = ()) -> httpx.Response:
@@ -65,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], Any]:
 
 def test_it_starts_and_finishes(run: Callable[[Server], Any]) -> None:
     server = Server(chaos(("old",)), chaos(("old",)))
-    assert run(server) == {"baseline": "new"}
+    assert run(server)["baseline"] == "new"
     assert server.actions == ["start", "finish"]
 
 

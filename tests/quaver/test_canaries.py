@@ -39,7 +39,7 @@ def test_a_fault_pages_within_few_canaries_and_its_control_does_not(server: Serv
     assert not before["usable"] and "quaver calibrate" in before["why_not"]
     assert server.call("POST", "/quaver/canaries", {"action": "calibrate", "rounds": 2}).status_code == 400
     assert server.call("POST", "/quaver/canaries", {"action": "calibrate"}, role="client").status_code == 403
-    started = server.call("POST", "/quaver/canaries", {"action": "calibrate", "rounds": 6})
+    started = server.call("POST", "/quaver/canaries", {"action": "calibrate", "rounds": 8})
     assert started.json()["calibration"]["running"]
     for path in ("/quaver/canaries", "/quaver/alerts/calibration"):
         action = "calibrate" if path.endswith("canaries") else "start"

@@ -26,7 +26,7 @@ def key(tmp_path: Path) -> str:
         (["--responses", "79", "--temperature", "0.7"], None),
         (["--responses", "100", "--temperature", "0", "--temperature", "0", "--temperature", "1"], "for 162"),
         (["--responses", "60", "--temperature", "0.2", "--temperature", "0.4"], None),
-        (["--canary-rounds", "3"], "0 for no canaries, else 6"),
+        (["--canary-rounds", "3"], "0 for no canaries, else 8"),
     ],
 )
 def test_a_calibration_that_cannot_end_well_is_not_begun(
@@ -43,17 +43,17 @@ def test_a_calibration_that_cannot_end_well_is_not_begun(
 
 
 def test_enough_is_enough() -> None:
-    _refuse_too_few(108, (0.0, 1.0), 6)
+    _refuse_too_few(108, (0.0, 1.0), 8)
     _refuse_too_few(640, (0.0, 1.0), 0)
 
 
-@pytest.mark.parametrize(("failed", "warned"), [(5, False), (30, True)])
+@pytest.mark.parametrize(("limit", "warned"), [(0.08, False), (0.9, True)])
 def test_canaries_that_differ_in_health_are_a_warning(
-    failed: int, warned: bool, capsys: pytest.CaptureFixture[str]
+    limit: float, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _tell_canaries({"canaries": ["a"] * 24, "baseline": {"failed_in_health": {"signals@0.05": [failed, 96]}}})
+    _tell_canaries({"canaries": ["a"] * 24, "baseline": {"limits": {"entropy": limit}}})
     told = capsys.readouterr()
-    assert f"{failed} of 96 healthy answers exceed" in told.out
+    assert f"within {limit:.2f} nats" in told.out
     assert ("nothing else running" in told.err) == warned
 
 

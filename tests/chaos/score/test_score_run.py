@@ -16,7 +16,7 @@ from engine.settings import EngineSettings
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
-SIZES = Sizes(n=12, calibration=64, contrast=16, replay=24, canaries=6, canary_rounds=6, canary_struck=1)
+SIZES = Sizes(n=12, calibration=64, contrast=16, replay=24, canaries=6, canary_rounds=8, canary_struck=1)
 NAMES = ("absent_slot", "noise_3", "keys_rolled")
 SETTINGS = EngineSettings(signal_budget=1.0, kv_host_mb=0)
 
