@@ -68,7 +68,10 @@ class Journal:
         entry = {"time": round(time.time(), 3), "event": event, **facts}
         with self._lock:
             line = self._separator + json.dumps(entry, allow_nan=False).encode() + b"\n"
-            size = os.fstat(self._file).st_size
+            there = os.fstat(self._file)
+            if not there.st_nlink:
+                raise JournalError(f"the chaos journal {self.path} was deleted; restart the server")
+            size = there.st_size
             try:
                 if os.write(self._file, line) != len(line):
                     raise OSError("no space left for a whole entry")

@@ -65,3 +65,13 @@ def test_an_entry_that_nobody_could_tell_counts_as_unreadable(tmp_path, line):
     halt, recovery = journal.recent
     assert (halt["event"], recovery["event"], recovery["unreadable_lines"]) == ("halt", "recovery", 1)
     journal.close()
+
+
+def test_a_journal_that_was_deleted_takes_nothing(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append("start", fault_id="a")
+    journal.path.unlink()
+    with pytest.raises(JournalError, match="was deleted; restart the server"):
+        journal.append("start", fault_id="b")
+    assert "was deleted" in journal.remember("halt", reason="by me")["unwritten"]
+    journal.close()
