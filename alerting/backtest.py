@@ -117,7 +117,11 @@ class _Replay:
                 time=request["started"],
             )
         )
-        sentence = (request["aggregates"] or {}).get("sentence_tokens")
+        aggregates = request["aggregates"] or {}
+        for what in ("tokens", "layers"):
+            if f"lost_{what}" in aggregates:
+                self._evaluator.on_lost(key, 0, what)
+        sentence = aggregates.get("sentence_tokens")
         first = len(tokens) if sentence is None else min(int(sentence), len(tokens))
         self._tokens_of(key, tokens[:first], 0, now)
         if sentence is not None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import OrderedDict
 
 import numpy as np
 
 from alerting.baseline import Baseline, build
 from alerting.limits import Count
+from alerting.open_response import OpenResponse, OpenResponses, complete
 from alerting.rules import RawPreset, Rules
 from alerting.samples import Sample
-from alerting.scores import LayerRow, Response, rows_of
-from alerting.statistics import ResponseTracker, temperature_band
-from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
+from alerting.scores import LayerRow, Response
+from alerting.statistics import temperature_band
+from telemetry.signals import BusinessEvent, LayerBatch, Lost, ResponseEnded, ResponseStarted, TokenBatch
 
 MAX_SAMPLES = 100_000
-MAX_OPEN = 4096
 MAX_KEPT = 2_000  # responses whose rows are kept for the fit of the scores ...
 #: Routes of canaries that are the contrast, and whether their passage lacks the answer.
 CONTRAST = {"contrast-whole": False, "contrast-lacking": True}
@@ -25,15 +24,13 @@ MAX_KEPT_ROWS = 512  # ... of at most so many tokens each
 _MAX_KEPT_BYTES = 256 * 1024 * 1024  # and so much of layer detail in all
 
 
-class _Open:
-    """A response that streams. `rows` is None once it is too long to be kept."""
+class _Kept(OpenResponse):
+    """A response that may be kept. `rows` is None once it is too long for that."""
 
-    __slots__ = ("layers", "raw", "rows", "started", "tracker")
+    __slots__ = ("layers", "rows")
 
     def __init__(self, started: ResponseStarted) -> None:
-        self.started = started
-        self.tracker = ResponseTracker()
-        self.raw: set[str] = set()
+        super().__init__(started)
         self.rows: list[list[float]] | None = []
         self.layers: list[LayerRow] = []
 
@@ -49,8 +46,8 @@ class Collector:
     def __init__(self, rules: Rules) -> None:
         self.id = uuid.uuid4().hex
         self._rules = rules
-        self._raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
+        self._open: OpenResponses[_Kept] = OpenResponses(raw)
         self._kept = self._bytes = 0
         self._interruptions: dict[str, list[int]] = {}
         self.samples: list[Sample] = []
@@ -63,50 +60,37 @@ class Collector:
         if event.canary and event.route not in CONTRAST:
             return
         self.heard = time.monotonic()
-        entry = _Open(event)
-        for preset in self._raw.values():
-            entry.tracker.watch_run(preset.confidence)
-        self._open[event.request_id] = entry
         self.model = event.model
-        if len(self._open) > MAX_OPEN:
-            self._open.popitem(last=False)
+        self._open.open(_Kept(event))
+
+    def on_lost(self, request_id: str, choice: int, what: Lost) -> None:
+        """Keep no response that is not whole."""
+        self._open.lose(request_id, choice, what)
 
     def on_tokens(self, batch: TokenBatch) -> None:
         """Take tokens in."""
-        for request_id, choice, row in zip(
-            batch.request_ids, batch.choices, batch.signals.tolist(), strict=True
-        ):
-            entry = self._open.get(request_id)
-            if entry is None or choice:
-                continue
-            entry.tracker.add(row)
+        for entry, row, _ in self._open.feed(batch):
             if entry.rows is not None:
                 entry.rows.append(row)
                 if len(entry.rows) > MAX_KEPT_ROWS:
                     entry.rows = None
-            for name, preset in self._raw.items():
-                if raw_condition(entry.tracker, preset):
-                    entry.raw.add(name)
 
     def on_layers(self, batch: LayerBatch) -> None:
         """Keep the layer detail of a response that may be kept."""
-        for request_id, choice, row in rows_of(batch):
-            entry = self._open.get(request_id)
-            if entry is not None and not choice and entry.rows is not None:
+        for entry, row in self._open.details(batch):
+            if entry.rows is not None:
                 entry.layers.append(row._replace(heads=row.heads.copy()))
 
     def on_sentence(self, request_id: str, choice: int, tokens: int) -> None:
         """Mark the end of the first sentence."""
-        entry = self._open.get(request_id)
-        if entry is not None and choice == 0:
-            entry.tracker.end_sentence(tokens)
+        self._open.end_sentence(request_id, choice, tokens)
 
     def on_ended(self, event: ResponseEnded) -> None:
         """Keep the response if it is complete."""
-        entry = self._open.pop(event.request_id, None)
+        entry = self._open.close(event.request_id)
         if entry is not None:
             self.heard = time.monotonic()
-        if entry is None or not complete(event) or len(self.samples) >= MAX_SAMPLES:
+        if entry is None or entry.lost or not complete(event) or len(self.samples) >= MAX_SAMPLES:
             return
         tracker = entry.tracker
         tracker.finish()
@@ -121,7 +105,7 @@ class Collector:
                     route=entry.started.route,
                     band=temperature_band(entry.started.temperature),
                     statistics=tracker.sentence | tracker.whole(),
-                    raw_l1=sorted(entry.raw),
+                    raw_l1=sorted(entry.raw_l1),
                     kept=self._keep(entry),
                 )
             )
@@ -133,7 +117,7 @@ class Collector:
             count[0] += event.kind == "interrupted"
             count[1] += 1
 
-    def _keep(self, entry: _Open) -> Response | None:
+    def _keep(self, entry: _Kept) -> Response | None:
         if entry.rows is None or self._kept >= MAX_KEPT:
             return None
         self._kept += 1
@@ -156,13 +140,3 @@ class Collector:
             interruptions={route: Count(*count) for route, count in list(self._interruptions.items())},
             contrast=list(self.contrast),
         )
-
-
-def raw_condition(tracker: ResponseTracker, preset: RawPreset) -> bool:
-    """Return whether a raw preset's L1 condition holds at the newest token."""
-    return tracker.run_below(preset.confidence) >= preset.run and tracker.mean_entropy > preset.entropy
-
-
-def complete(event: ResponseEnded) -> bool:
-    """Return whether a response reached its own end, so that whole-response statistics count."""
-    return event.finish_reason in ("stop", "length") and not event.disconnected

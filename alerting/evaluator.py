@@ -14,19 +14,16 @@ from typing import Any
 from alerting.alerts import AlertBook, rfc3339
 from alerting.baseline import Baseline
 from alerting.breaker import STATE_NUMBER, Breaker, Transition
-from alerting.collector import complete, raw_condition
 from alerting.judge import Judge, Verdict
 from alerting.metrics import AlertMetrics
-from alerting.open_response import OpenResponse
+from alerting.open_response import MAX_OPEN, JudgedResponse, OpenResponses, complete
 from alerting.pager import Pager
 from alerting.route import RouteEvidence
 from alerting.rules import AlertRule, RawPreset, Rules
-from alerting.scores import rows_of
 from alerting.statistics import temperature_band
 from alerting.traffic import EVERYWHERE, Traffic
-from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
+from telemetry.signals import BusinessEvent, LayerBatch, Lost, ResponseEnded, ResponseStarted, TokenBatch
 
-MAX_OPEN = 4096
 MAX_ROUTES = 64
 _OVERFLOW_ROUTE = "other"
 _BLIND_AFTER = 5  # responses in a row that could not be judged
@@ -60,7 +57,7 @@ class Evaluator:
         self._on_verdict = on_verdict
         self._judges = {name: Judge(name, rules) for name in rules.presets}
         self._raw = {n: p for n, p in rules.presets.items() if isinstance(p, RawPreset)}
-        self._open: OrderedDict[str, OpenResponse] = OrderedDict()
+        self._open: OpenResponses[JudgedResponse] = OpenResponses(self._raw)
         self._outcomes: OrderedDict[str, None] = OrderedDict()
         self._routes: dict[str, RouteEvidence] = {}
         self._baseline: Baseline | None = None
@@ -92,30 +89,19 @@ class Evaluator:
             self._apply(event.model)
         band = temperature_band(event.temperature)
         usable = self._baseline if self._baseline is not None and not self._mismatch else None
-        entry = OpenResponse(
-            event,
-            None if usable is None else usable.frozen.get(band),
-            self._judges[self.preset].reaches_l1(event.route, band, "cusum:high"),
-        )
-        for preset in self._raw.values():
-            entry.tracker.watch_run(preset.confidence)
-        self._open[event.request_id] = entry
-        if len(self._open) > MAX_OPEN:
-            self._open.popitem(last=False)
+        frozen = None if usable is None else usable.frozen.get(band)
+        limit = self._judges[self.preset].reaches_l1(event.route, band, "cusum:high")
+        self._open.open(JudgedResponse(event, frozen, limit))
+
+    def on_lost(self, request_id: str, choice: int, what: Lost) -> None:
+        """What a response lost speaks neither for health nor against it."""
+        self._open.lose(request_id, choice, what)
 
     def on_tokens(self, batch: TokenBatch) -> None:
         """Take tokens in; an L1 is raised as soon as it is certain."""
-        for request_id, choice, row in zip(
-            batch.request_ids, batch.choices, batch.signals.tolist(), strict=True
-        ):
-            entry = self._open.get(request_id)
-            if entry is None or choice:
-                continue
-            entry.tracker.add(row)
-            for name, preset in self._raw.items():
-                if raw_condition(entry.tracker, preset):
-                    entry.raw_l1.add(name)
-                    self._raise_l1(entry, name, batch.time, "run_and_entropy")
+        for entry, _, raw in self._open.feed(batch):
+            for name in raw:
+                self._raise_l1(entry, name, batch.time, "run_and_entropy")
             if entry.tracker.sentence and not entry.judged:
                 self._judge_sentence(entry, batch.time)
             if entry.tracker.cusum > entry.cusum_limit and self.preset not in entry.l1:
@@ -125,9 +111,8 @@ class Evaluator:
 
     def on_layers(self, batch: LayerBatch) -> None:
         """Take layer detail in, for the judgement at the end; what is of another model is left out."""
-        for request_id, choice, row in rows_of(batch):
-            entry = self._open.get(request_id)
-            if entry is not None and entry.detail is not None and not choice:
+        for entry, row in self._open.details(batch):
+            if entry.detail is not None:
                 try:
                     entry.detail.add(row)
                 except ValueError:
@@ -138,18 +123,19 @@ class Evaluator:
 
         The text of a response that is broken off ends its sentence too, but nothing follows.
         """
-        entry = self._open.get(request_id)
-        if entry is not None and choice == 0:
-            entry.tracker.end_sentence(tokens)
+        self._open.end_sentence(request_id, choice, tokens)
 
     def on_ended(self, event: ResponseEnded) -> None:
         """Judge the whole response and feed the detectors of its route."""
-        entry = self._open.pop(event.request_id, None)
+        entry = self._open.close(event.request_id)
         if entry is None:
             return
         verdicts = self._judge_whole(entry, event)
         route = entry.started.route
         evidence = self._route(route)
+        evidence.lost.append(bool(entry.lost))
+        for what in entry.lost:
+            self._metrics.degraded.labels(evidence.name, what).inc()
         verdict = verdicts.get(self.preset)
         if verdict is not None:
             if self._on_verdict is not None:
@@ -231,7 +217,7 @@ class Evaluator:
         for judge in self._judges.values():
             judge.use(None if self._mismatch else self._baseline)
 
-    def _judge_sentence(self, entry: OpenResponse, now: float) -> None:
+    def _judge_sentence(self, entry: JudgedResponse, now: float) -> None:
         entry.judged = True
         band = temperature_band(entry.started.temperature)
         for name, judge in self._judges.items():
@@ -241,7 +227,7 @@ class Evaluator:
             if verdict is not None and verdict.l1:
                 self._raise_l1(entry, name, now, verdict.cause)
 
-    def _judge_whole(self, entry: OpenResponse, event: ResponseEnded) -> dict[str, Verdict]:
+    def _judge_whole(self, entry: JudgedResponse, event: ResponseEnded) -> dict[str, Verdict]:
         """A broken-off response is judged by its first sentence alone, and only if more followed it."""
         statistics = entry.tracker.sentence if entry.judged else {}
         if complete(event):
@@ -253,10 +239,13 @@ class Evaluator:
             if (
                 entry.tracker.tokens
                 and not entry.tracker.missing
+                and "tokens" not in entry.lost
                 and event.finish_reason not in ("error", "shed")
             ):
                 band = temperature_band(entry.started.temperature)
-                verdict = judge.verdict(entry.started.route, band, statistics, entry.raw_l1)
+                verdict = judge.verdict(
+                    entry.started.route, band, statistics, entry.raw_l1, partial="layers" in entry.lost
+                )
             if verdict is None:
                 continue
             verdicts[name] = verdict
@@ -265,7 +254,7 @@ class Evaluator:
                 self._raise_l1(entry, name, event.time, verdict.cause)
         return verdicts
 
-    def _raise_l1(self, entry: OpenResponse, preset: str, now: float, cause: str) -> None:
+    def _raise_l1(self, entry: JudgedResponse, preset: str, now: float, cause: str) -> None:
         evidence = self._route(entry.started.route)
         if preset in entry.l1:
             if preset == self.preset and preset in self._raw:
@@ -314,8 +303,8 @@ class Evaluator:
             return self._mismatch
         if e.unscored >= _BLIND_AFTER:
             return (
-                f"the last {e.unscored} responses had no signals, or a temperature that was not calibrated "
-                "(`quaver calibrate --temperature`)"
+                f"the last {e.unscored} responses had no signals, lost some on the way, or had a temperature "
+                "that was not calibrated (`quaver calibrate --temperature`)"
             )
         return None
 

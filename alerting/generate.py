@@ -285,6 +285,16 @@ def _meta(rules: Rules) -> list[dict[str, Any]]:
             },
         },
         {
+            "alert": "QuaverTelemetryLost",
+            "expr": 'sum by (what) (increase(quaver_telemetry_dropped_total{what!="late_alerts"}[5m])) > 0',
+            "for": "5m",
+            "labels": {"severity": "warning", "team": "sre"},
+            "annotations": {
+                "summary": "Telemetry loses {{ $labels.what }}",
+                "action": "Who lost tokens or layers is judged in part or not at all: see GET /quaver/alerts",
+            },
+        },
+        {
             "alert": "QuaverAlertsUndelivered",
             "expr": 'increase(quaver_alerts_sent_total{result=~"failed|rejected|dropped"}[5m]) > 0',
             "for": "5m",

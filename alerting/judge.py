@@ -19,6 +19,8 @@ _FREQUENT = 0.25  # level of a test that many healthy responses pass
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The tests of one response, and the upper bounds of the healthy rates of all tests.
 
+    Of a `partial` one statistics are absent that need what was lost; the test of the strongest of all rests.
+
     `rates` is empty where none is known. `calm` bounds the healthy rates of *not* passing the frequent
     tests: answers that pass them too seldom are surer than healthy ones, or the baseline is old. `basis`
     tells whose limits were used: the route's own, or other routes' (wider: healthy rates are taken to be
@@ -29,12 +31,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, float]
     calm: dict[str, float] = {}
     basis: Basis
+    l1: bool
+    partial: bool = False
     cause: str = ""
-
-    @property
-    def l1(self) -> bool:
-        """Whether the response raises an L1."""
-        return self.tests[L1]
 
 
 class _Known(NamedTuple):
@@ -63,19 +62,30 @@ class Judge:
         self._rates.clear()
 
     def verdict(
-        self, route: str, band: str, statistics: Mapping[str, float], raw_l1: Iterable[str]
+        self,
+        route: str,
+        band: str,
+        statistics: Mapping[str, float],
+        raw_l1: Iterable[str],
+        *,
+        partial: bool = False,
     ) -> Verdict | None:
-        """Judge a response by what is known of it; None when this preset cannot (no limits)."""
+        """Judge a response by what is known of it; None when this preset cannot (no limits).
+
+        `partial`: telemetry lost something that belongs to its statistics.
+        """
         limits, rates, calm, basis = self._known(route, band)
         if isinstance(self._preset, RawPreset):
-            return Verdict(tests={L1: self.name in raw_l1}, rates=rates, basis=basis, cause="run_and_entropy")
+            l1 = self.name in raw_l1
+            return Verdict(tests={L1: l1}, rates=rates, basis=basis, l1=l1, cause="run_and_entropy")
         if limits is None:
             return None
         tests = limits.judge(statistics, self._preset.statistics)
         if not tests:
             return None
-        cause = limits.strongest(statistics, self._preset.statistics) if tests[L1] else ""
-        return Verdict(tests=tests, rates=rates, calm=calm, basis=basis, cause=cause)
+        l1 = tests.pop(L1) if partial else tests[L1]
+        cause = limits.strongest(statistics, self._preset.statistics) if l1 else ""
+        return Verdict(tests=tests, rates=rates, calm=calm, basis=basis, l1=l1, partial=partial, cause=cause)
 
     def reaches_l1(self, route: str, band: str, key: str) -> float:
         """Return the value beyond which a statistic alone raises an L1; infinite where nothing is known."""

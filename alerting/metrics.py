@@ -15,6 +15,12 @@ class AlertMetrics:
         self.scored = Counter(
             "quaver_scored_responses", "Responses judged for an L1", ["route", "preset"], registry=registry
         )
+        self.degraded = Counter(
+            "quaver_degraded_responses",
+            "Responses of which telemetry lost tokens (not judged) or layer detail (judged without)",
+            ["route", "lost"],
+            registry=registry,
+        )
         self.l1_live = Gauge(
             "quaver_l1_live", "1 while an L1 of the route is live", ["route"], registry=registry
         )

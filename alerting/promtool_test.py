@@ -21,6 +21,7 @@ def rules_test(rules: Rules) -> dict[str, Any]:
             _outage(),
             _single_error(),
             _accuracy(rules),
+            _telemetry(),
             _kv(),
         ],
     }
@@ -138,6 +139,24 @@ def _accuracy(rules: Rules) -> dict[str, Any]:
                 1,
             ),
             _value('count(ALERTS{alertname="QuaverWatchdog",alertstate="firing"})', "{}", 1),
+        ],
+    }
+
+
+def _telemetry() -> dict[str, Any]:
+    """Tokens that go on getting lost are told of while they are; one that was lost once is not."""
+    firing = 'count(ALERTS{alertname="QuaverTelemetryLost",alertstate="firing"}) or vector(0)'
+    return {
+        "name": "lost telemetry",
+        "interval": "1m",
+        "input_series": [
+            {"series": 'quaver_telemetry_dropped_total{what="tokens"}', "values": "0x5 1x20 1+9x20 181x40"},
+            _series('quaver_telemetry_dropped_total{what="late_alerts"}', "0+1"),
+        ],
+        "promql_expr_test": [
+            _value(firing, "{}", 0, "15m"),
+            _value(firing, "{}", 1, "40m"),
+            _value(firing, "{}", 0, "60m"),
         ],
     }
 

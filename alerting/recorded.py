@@ -17,8 +17,8 @@ from telemetry import query
 def explain_recorded(folder: Path, request_id: str, baseline: Baseline, causes: Causes) -> list[Found]:
     """Return the causes that hold for choice 0 of a recorded request, the likeliest first.
 
-    Raises LookupError when nothing is recorded of it, or when the baseline knows no answers at its
-    temperature.
+    Raises LookupError when nothing is recorded of it, when it lost tokens, or when the baseline knows no
+    answers at its temperature.
     """
     requests, tokens, layers = (
         query.select(folder, f"SELECT * FROM {table} WHERE request_id = $1 {rest}", [request_id])  # noqa: S608
@@ -30,6 +30,13 @@ def explain_recorded(folder: Path, request_id: str, baseline: Baseline, causes: 
     )
     if not requests or not tokens:
         raise LookupError(f"nothing is recorded of {request_id}")
+    aggregates = requests[0]["aggregates"] or {}
+    if "lost_tokens" in aggregates:
+        raise LookupError(
+            f"telemetry lost {aggregates['lost_tokens']:.0f} tokens of {request_id}: the rest says too little"
+        )
+    if "lost_layers" in aggregates:
+        layers = []
     band = temperature_band(requests[0]["temperature"] or 0.0)
     frozen = baseline.frozen.get(band)
     if frozen is None:
@@ -48,7 +55,7 @@ def explain_recorded(folder: Path, request_id: str, baseline: Baseline, causes: 
         )
         for row, found in rows
     ]
-    sentence = (requests[0]["aggregates"] or {}).get("sentence_tokens")
+    sentence = aggregates.get("sentence_tokens")
     signals = [[token[name] for name in TOKEN_SIGNALS] for token in tokens]
     scores = response_scores(
         signals, [found for _, found in rows], None if sentence is None else int(sentence), frozen

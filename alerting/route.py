@@ -52,6 +52,7 @@ class RouteEvidence:
         self.last_response = 0.0
         self.recent: deque[bool] = deque(maxlen=_RECENT)
         self.recent_ids: deque[str] = deque(maxlen=5)
+        self.lost: deque[bool] = deque(maxlen=_RECENT)  # whether telemetry lost part of a response
         self.rate: float | None = None
         self.basis = "none"
         self.unscored = 0
@@ -82,7 +83,7 @@ class RouteEvidence:
         if self.rate is None:
             return
         for model, _ in self.recovery.values():
-            if model is not None:
+            if model is not None and not verdict.partial:
                 model.add(verdict.tests, verdict.rates)
         self.calm.update(
             {name: not verdict.tests[name] for name in verdict.calm if name in verdict.tests}, verdict.calm
@@ -171,6 +172,7 @@ class RouteEvidence:
         return {
             "l1_recent": sum(self.recent),
             "responses_recent": len(self.recent),
+            "degraded_recent": sum(self.lost),
             "healthy_l1_rate": self.rate,
             "limits_of": self.basis,
             "traffic_changed": self.traffic_changed,

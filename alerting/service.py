@@ -34,7 +34,7 @@ from alerting.tasks import end
 from alerting.webhook import WebhookReceiver
 from engine.api.body import body_of, decode
 from engine.api.errors import ApiError
-from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
+from telemetry.signals import BusinessEvent, LayerBatch, Lost, ResponseEnded, ResponseStarted, TokenBatch
 
 _LOG = logging.getLogger("quaver.alerting")
 _MAX_BODY = 4096
@@ -186,6 +186,12 @@ class Alerting:
         self.evaluator.on_started(event)
         if self._collector is not None:
             self._collector.on_started(event)
+
+    def on_lost(self, request_id: str, choice: int, what: Lost) -> None:
+        """Pass on."""
+        self.evaluator.on_lost(request_id, choice, what)
+        if self._collector is not None:
+            self._collector.on_lost(request_id, choice, what)
 
     def on_tokens(self, batch: TokenBatch) -> None:
         """Pass on."""

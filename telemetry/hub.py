@@ -215,10 +215,14 @@ class Telemetry:
         found = [self._open.find(request_id) for request_id in step.request_ids]
         metas = [None if request is None else request.started.meta for request in found]
         rows, layers = hook.lost(metas, step.choices, step.steps)
-        if rows:
-            self.metrics.drop("tokens", len(rows))
-        if bare := [row for row in step.detail_rows if row in rows or row in layers]:
-            self.metrics.drop("layers", len(bare))
+        bare = [row for row in step.detail_rows if row in rows or row in layers]
+        for what, gone in (("tokens", rows), ("layers", bare)):
+            if gone:
+                self.metrics.drop(what, len(gone))
+            for row in gone:
+                if (request := found[row]) is not None:
+                    request.lost[what] += 1
+                self._sinks.tell("on_lost", step.request_ids[row], step.choices[row], what)
         kept = [row for row in range(len(metas)) if row not in rows]
         return columns.keep(step, kept, without_layers=layers)
 

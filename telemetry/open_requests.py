@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -51,6 +52,7 @@ class OpenRequest:
     choices: dict[int, OpenChoice] = field(default_factory=dict)
     alerts: list[tuple[float, str]] = field(default_factory=list)
     annotations: dict[str, str | int | float | bool] = field(default_factory=dict)
+    lost: Counter[str] = field(default_factory=Counter)  # of its detail, by table: tokens, layers
 
     @property
     def trace(self) -> str:

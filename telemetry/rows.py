@@ -103,7 +103,7 @@ def request(
         **{f"kv_hit_{tier}": tokens for tier, tokens in hits(event).items()},
         "kv_hit_ratio": hit_ratio(event),
         "kv_wait_s": None if event.tier_tokens is None else event.loading_s,
-        "aggregates": event.aggregates | _sentence(request),
+        "aggregates": event.aggregates | _sentence(request) | _lost(request),
         "faults": list(request.faults),
         "alerts": list(dict.fromkeys(name for _, name in request.alerts)),
         "outcome": outcome,
@@ -117,6 +117,11 @@ def _sentence(request: OpenRequest) -> dict[str, float]:
     first = request.choices.get(0)
     length = None if first is None else first.sentence.length
     return {} if length is None else {"sentence_tokens": float(length)}
+
+
+def _lost(request: OpenRequest) -> dict[str, float]:
+    """Return how many token rows and how much layer detail got lost, where some did."""
+    return {f"lost_{what}": float(count) for what, count in request.lost.items()}
 
 
 def hits(event: RequestEnded) -> dict[str, int]:

@@ -16,6 +16,7 @@ from engine.messages import DetailReason
 if TYPE_CHECKING:
     import numpy as np
 
+Lost = Literal["tokens", "layers"]
 BusinessKind = Literal["interrupted", "completed", "rejected", "failed", "feedback", "task_done"]
 
 
@@ -91,6 +92,10 @@ class SignalSink(Protocol):
     """A listener of signals (evaluator, canary scorer, …)."""
 
     def on_started(self, event: ResponseStarted) -> None: ...
+
+    def on_lost(self, request_id: str, choice: int, what: Lost) -> None:
+        """A token's row, or its layer detail alone, was lost on its way and will not come."""
+        ...
 
     def on_tokens(self, batch: TokenBatch) -> None: ...
 

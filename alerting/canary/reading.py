@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from alerting.scores.response import SENTENCE_TOKENS
 from engine.messages import TOKEN_SIGNALS
-from telemetry.signals import BusinessEvent, LayerBatch, ResponseEnded, ResponseStarted, TokenBatch
+from telemetry.signals import BusinessEvent, LayerBatch, Lost, ResponseEnded, ResponseStarted, TokenBatch
 
 #: Token signals whose means are compared.
 SIGNALS = ("entropy", "confidence", "entropy_post", "surprisal_post")
@@ -61,6 +61,10 @@ class Reader:
 
     def on_started(self, event: ResponseStarted) -> None:
         """Nothing to learn."""
+
+    def on_lost(self, request_id: str, choice: int, what: Lost) -> None:
+        """An answer that is not whole is compared with nothing."""
+        self._open.pop(request_id, None)
 
     def on_tokens(self, batch: TokenBatch) -> None:
         """Keep the rows of expected answers."""

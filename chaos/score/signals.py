@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alerting.collector import raw_condition
+from alerting.open_response import raw_condition
 from alerting.rules import RawPreset, Rules
 from alerting.scores import Frozen, LayerRow, Response, fit, folds, response_scores
 from alerting.statistics import ResponseTracker

@@ -38,6 +38,12 @@ def list_alerts(
             )
     for route, why in sorted(state["evaluator"]["blind"].items()):
         typer.echo(f"blind on {route}: {why}")
+    for route, evidence in sorted(state["evaluator"]["routes"].items()):
+        if lost := evidence.get("degraded_recent", 0):
+            typer.echo(
+                f"{route}: telemetry lost part of {lost} of the last 50 responses; "
+                "see quaver_telemetry_dropped_total"
+            )
     problem = state["evaluator"]["baseline_problem"]
     if problem and not state["evaluator"]["blind"]:
         typer.echo(f"blind: {problem}")

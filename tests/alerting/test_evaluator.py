@@ -372,7 +372,7 @@ def test_detail_of_another_shape_is_left_out(service, rules, watch) -> None:
             heads=np.ones((1, len(HEAD_SIGNALS), 1, 2), np.float16),
         )
     )
-    assert w.evaluator._open["r"].detail is None
+    assert w.evaluator._open.close("r").detail is None
 
 
 def started(request_id: str) -> ResponseStarted:
@@ -415,3 +415,94 @@ def test_answers_surer_than_the_baseline_are_told_of_and_page_nobody(service, ru
         service.respond(w.evaluator, service.rows(24, -0.8))
     assert w.evaluator.report()["too_calm"] == ["qa"]
     assert w.changes == []
+
+
+class Lossy:
+    """Tells a sink all but the first token of a response, or all of them and that layer detail was lost."""
+
+    def __init__(self, sink, what: str) -> None:
+        self._sink, self._what = sink, what
+
+    def __getattr__(self, name: str):
+        return getattr(self._sink, name)
+
+    def on_tokens(self, batch) -> None:
+        if batch.steps == [0]:
+            self._sink.on_lost(batch.request_ids[0], 0, self._what)
+            if self._what == "tokens":
+                return
+        self._sink.on_tokens(batch)
+
+
+def degraded(w, what: str) -> float:
+    labels = {"route": "qa", "lost": what}
+    return w.registry.get_sample_value("quaver_degraded_responses_total", labels) or 0.0
+
+
+def test_a_response_that_lost_tokens_is_judged_neither_way_and_counted(service, rules, watch) -> None:
+    w = watch(baseline=service.baseline(rules))
+    for _ in range(20):
+        service.respond(w.evaluator, service.rows(24))
+    model = ("l1", "confidence", "entropy")
+    before = w.evaluator.report()["routes"]["qa"]["log_evidence"]
+    raised = list(w.l1)
+    scored = {"route": "qa", "preset": "quantile"}
+    for _ in range(20):
+        service.respond(Lossy(w.evaluator, "tokens"), service.rows(24, 3.0, 3.0))
+    w.evaluator.tick()
+    report = w.evaluator.report()["routes"]["qa"]
+    assert (w.l1, report["degraded_recent"]) == (raised, 20)
+    assert [report["log_evidence"][name] for name in model] == [before[name] for name in model]
+    assert w.registry.get_sample_value("quaver_scored_responses_total", scored) == 20
+    assert (degraded(w, "tokens"), degraded(w, "layers")) == (20, 0)
+    assert "lost some on the way" in w.evaluator.blind()["qa"]
+    service.respond(w.evaluator, service.rows(24))
+    assert w.evaluator.blind() == {}
+
+
+def test_what_is_left_without_layers_is_judged_and_the_rest_rests(service, rules, watch) -> None:
+    collector = Collector(rules)
+    for _ in range(240):
+        told(service, collector)
+    w = watch(baseline=collector.build(quantization="none"))
+    struck, healthy = "heads_residual:high@0.05", "sentence_entropy:high@0.05"
+
+    def evidence(test: str) -> float:
+        return dict(w.evaluator._routes["qa"].l1.members())[test].value
+
+    for _ in range(4):
+        told(service, w.evaluator, heads=0.1)
+    assert evidence(struck) > 10
+    of_heads, of_l1 = evidence(struck), evidence("l1")
+    of_tokens = evidence(healthy)
+    for _ in range(10):
+        told(service, Lossy(w.evaluator, "layers"))
+    assert (evidence(struck), evidence("l1")) == (of_heads, of_l1), "absent heads are not healthy heads"
+    assert evidence(healthy) != of_tokens
+    assert degraded(w, "layers") == 10
+    assert w.evaluator.blind() == {}
+
+
+def test_an_alert_from_heads_does_not_end_because_they_are_lost(service, rules, watch) -> None:
+    collector = Collector(rules)
+    for _ in range(240):
+        told(service, collector)
+    w = watch(baseline=collector.build(quantization="none"))
+    while not w.active():
+        told(service, w.evaluator, heads=0.1)
+    firing = w.active()
+    for _ in range(3 * rules.rate.recover_responses):
+        told(service, Lossy(w.evaluator, "layers"))
+    assert w.active() >= firing
+    for _ in range(3 * rules.rate.recover_responses):
+        told(service, w.evaluator)
+    assert w.active() == set()
+
+
+@pytest.mark.parametrize("what", ["tokens", "layers"])
+def test_a_calibration_keeps_whole_responses_only(service, rules, what: str) -> None:
+    collector = Collector(rules)
+    for _ in range(10):
+        service.respond(collector, service.rows(24))
+        service.respond(Lossy(collector, what), service.rows(24))
+    assert len(collector.samples) == 10

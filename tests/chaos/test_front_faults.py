@@ -19,7 +19,8 @@ HURT = {"header": "x-hurt=yes"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("state"), QUAVER_DETERMINISTIC="1")
+    folder = tmp_path_factory.mktemp("state")
+    server = Server(folder, QUAVER_DETERMINISTIC="1", QUAVER_SIGNAL_BUDGET="1")  # detail of every token
     yield server
     assert server.stop() == 0
 
@@ -258,3 +259,31 @@ def test_lost_telemetry_is_counted_and_the_answer_stays(server: Server, clean: s
     assert not detail["tokens"]["step"]
     assert dropped(server, "tokens") == before + 10
     assert touched(server, fault_id) == 1
+
+
+def degraded(server: Server, lost: str) -> float:
+    lines = server.call("GET", "/metrics").text.splitlines()
+    name = f'quaver_degraded_responses_total{{lost="{lost}"'
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize("what", ["tokens", "layers"])
+def test_a_response_that_lost_telemetry_is_marked(server: Server, what: str) -> None:
+    start(server, "telemetry_drop", rate=0.0, what=what)
+    assert not any(name.startswith("lost_") for name in aggregates(server, Read(server, hurt=True).id))
+    server.call("POST", "/quaver/chaos/halt")
+    server.call("POST", "/quaver/chaos/unblock")
+    gone, marked = dropped(server, what), degraded(server, what)
+    start(server, "telemetry_drop", rate=0.6, what=what)
+    lost = aggregates(server, Read(server, hurt=True).id)[f"lost_{what}"]
+    assert 1 <= lost < 10
+    assert (dropped(server, what) - gone, degraded(server, what) - marked) == (lost, 1)
+    spared = aggregates(server, Read(server, hurt=False).id)
+    assert not any(name.startswith("lost_") for name in spared)
+    assert degraded(server, what) == marked + 1
+    report = server.call("GET", "/quaver/alerts").json()["evaluator"]["routes"]
+    assert sum(route["degraded_recent"] for route in report.values()) >= 1
+
+
+def aggregates(server: Server, request_id: str) -> dict[str, float]:
+    return dict(rows(server, request_id)["request"]["aggregates"])

@@ -26,6 +26,9 @@ class Recorder:
     def on_started(self, event: ResponseStarted) -> None:
         self.calls.append(("started", event))
 
+    def on_lost(self, request_id: str, choice: int, what: str) -> None:
+        self.calls.append(("lost", (request_id, choice, what)))
+
     def on_tokens(self, batch: TokenBatch) -> None:
         self.calls.append(("tokens", batch))
 
@@ -272,3 +275,34 @@ def test_steps_of_a_window_are_taken_in_together(telemetry: Telemetry, events: E
     telemetry.on_ended(events.ended(events.meta("r2")))
     assert [name for name, _ in sink.calls[-3:]] == ["tokens", "ended", "business"]
     assert len(telemetry.records.records("r2", 0)) == 2
+
+
+class Loses:
+    """A detail hook that loses the row of every token 1 and the layer detail of every token 2."""
+
+    active = True
+
+    def lost(self, metas: Any, choices: Any, steps: list[int]) -> tuple[set[int], set[int]]:
+        return (
+            {row for row, step in enumerate(steps) if step == 1},
+            {row for row, step in enumerate(steps) if step == 2},
+        )
+
+
+def test_sinks_hear_what_was_lost_and_the_record_says_how_much(
+    make: Callable[..., Telemetry], events: Events
+) -> None:
+    telemetry = make()
+    sink = Recorder()
+    telemetry.add_sink(sink)
+    telemetry.detail_hook = Loses()
+    events.run(telemetry, tokens=4)
+    telemetry.detail_hook = None
+    events.run(telemetry, "r2", tokens=4)
+    telemetry.close()
+    assert sink.of("lost") == [("r1", 0, "tokens"), ("r1", 0, "layers"), ("r1", 0, "layers")]
+    assert [batch.steps for batch in sink.of("tokens") if batch.request_ids[0] == "r1"] == [[0], [2], [3]]
+    rows = query.select(telemetry.settings.records_dir, "SELECT * FROM requests ORDER BY request_id", [])
+    first, second = (dict(row["aggregates"]) for row in rows)
+    assert (first["lost_tokens"], first["lost_layers"]) == (1, 2)
+    assert not {"lost_tokens", "lost_layers"} & second.keys()
