@@ -21,6 +21,7 @@ from chaos.toolkit.probes import (
     nothing_fires,
     prometheus,
     quality,
+    quality_change,
 )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "nothing_fires",
     "prometheus",
     "quality",
+    "quality_change",
     "start_fault",
     "stop_faults",
 ]

@@ -37,6 +37,11 @@ def connect(configuration: Configuration) -> ChaosClient:
     return ChaosClient(url_of(configuration), read_key(key_file(configuration, "operator")))
 
 
+def firing(configuration: Configuration) -> list[dict[str, Any]]:
+    """Return the alerts that fire. What only informs, as of other traffic, is none of them."""
+    return [alert for alert in ask(configuration, ChaosClient.alerts)["active"] if alert["level"] != "info"]
+
+
 def url_of(configuration: Configuration) -> str:
     """Return the server's address."""
     return str((configuration or {}).get("url") or os.environ.get("QUAVER_URL") or _URL)

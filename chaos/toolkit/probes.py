@@ -9,9 +9,9 @@ from chaoslib.exceptions import ActivityFailed
 
 from chaos.client import ChaosClient
 from chaos.prometheus import Prometheus, PrometheusError
-from chaos.quality.measure import QualityError
+from chaos.quality.measure import QualityError, compare
 from chaos.quality.measure import quality as measure
-from chaos.toolkit.connection import ask, key_file, read_key, url_of
+from chaos.toolkit.connection import Configuration, ask, firing, key_file, read_key, url_of
 
 __all__ = [
     "alert_fires",
@@ -21,9 +21,11 @@ __all__ = [
     "nothing_fires",
     "prometheus",
     "quality",
+    "quality_change",
 ]
 
 _LOOK_S = 0.5
+_first: dict[tuple[str, str, int, int], dict[str, Any]] = {}  # quality as this run first measured it
 
 
 def faults_in_force(kind: str | None = None, configuration: dict[str, Any] | None = None) -> int:
@@ -32,8 +34,8 @@ def faults_in_force(kind: str | None = None, configuration: dict[str, Any] | Non
 
 
 def nothing_fires(configuration: dict[str, Any] | None = None) -> bool:
-    """Whether no alert fires now."""
-    return not ask(configuration, ChaosClient.alerts)["active"]
+    """Whether no alert fires now. What only informs, as of other traffic, does not count."""
+    return not firing(configuration)
 
 
 def alert_fires(
@@ -96,11 +98,39 @@ def quality(
     """The share of known questions that are answered as they should be, by one of the quality probes.
 
     `n` questions are asked with a client's key (`client_key_file`); docs/quality.md names the probes.
+    `quality_change` compares with the first measurement.
     """
-    key = read_key(key_file(configuration, "client"))
-    try:
-        found = measure(url_of(configuration), key, n, seed, probes=(probe,))  # type: ignore[arg-type]
-    except QualityError as error:
-        raise ActivityFailed(str(error)) from error
+    found = _measure(probe, n, seed, configuration)
+    _first.setdefault((url_of(configuration), probe, n, seed), found)
     rate: float | None = found["rates"][probe]["rate"]
     return rate
+
+
+def quality_change(
+    probe: str = "facts", n: int = 40, seed: int = 0, configuration: dict[str, Any] | None = None
+) -> str:
+    """How the failure rate changed since `quality` first asked the same: asks again, and pairs answers.
+
+    `harmed: …` where the whole 95 % interval of the change is on the worse side, else `not harmed: …`; then
+    the rates, the change and its interval.
+    """
+    clean = _first.get((url_of(configuration), probe, n, seed))
+    if clean is None:
+        raise ActivityFailed(f"ask quality first, without a fault: probe {probe}, n {n}, seed {seed}")
+    now = _measure(probe, n, seed, configuration)
+    change = compare(clean, now)[probe]
+    if change["change"] is None:
+        raise ActivityFailed(f"no question of {probe} was answered both times")
+    before, after = (1 - found["rates"][probe]["rate"] for found in (clean, now))
+    return (
+        f"{'harmed' if change['harmed'] else 'not harmed'}: {probe} failed {before:.0%}, now {after:.0%}: "
+        f"{-change['change']:+.2f} ({-change['high']:+.2f} to {-change['low']:+.2f}) of {change['n']}"
+    )
+
+
+def _measure(probe: str, n: int, seed: int, configuration: Configuration) -> dict[str, Any]:
+    key = read_key(key_file(configuration, "client"))
+    try:
+        return measure(url_of(configuration), key, n, seed, probes=(probe,))  # type: ignore[arg-type]
+    except QualityError as error:
+        raise ActivityFailed(str(error)) from error

@@ -15,7 +15,7 @@ from chaoslib.exceptions import ActivityFailed, InterruptExecution
 from chaoslib.hypothesis import within_tolerance
 
 from chaos.client import ChaosClient
-from chaos.toolkit.connection import Configuration, ask
+from chaos.toolkit.connection import Configuration, ask, firing
 from chaos.toolkit.ledger import LEDGER
 
 
@@ -28,7 +28,7 @@ def before_experiment_control(context: Any, configuration: Configuration = None,
     """Interrupt the run unless the server is sound."""
     try:
         status = ask(configuration, ChaosClient.status)
-        firing = ask(configuration, ChaosClient.alerts)["active"] if quiet else []
+        alerts = firing(configuration) if quiet else []
     except ActivityFailed as error:
         raise InterruptExecution(f"safeguard: {error}") from error
     in_force = ", ".join(fault["fault_id"] for fault in status["faults"])
@@ -39,7 +39,7 @@ def before_experiment_control(context: Any, configuration: Configuration = None,
             f"chaos is halted ({status['lever']['reason']}); `quaver chaos unblock`",
         ),
         (in_force, f"{in_force} is in force; what this run does could not be told apart"),
-        (firing, f"{firing and firing[0]['name']} fires; what this run does could not be told apart"),
+        (alerts, f"{alerts and alerts[0]['name']} fires; what this run does could not be told apart"),
     ):
         if unsound:
             raise InterruptExecution(f"safeguard: {why}")
