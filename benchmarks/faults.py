@@ -1,6 +1,6 @@
 """How far each fault and its control take answers from the truth, by family: the table of docs/chaos.md.
 
-    python -m benchmarks.faults [--n 12] [--seed 5] [--case NAME] [--output FILE]
+    python -m benchmarks.faults [--n 12] [--seed 5] [--case NAME …] [--output FILE]
 
 The default model in this process, greedy; `n` fresh items of each family of the prompt library. Right is what
 `chaos.probes` calls so, for the question that was asked before the fault. A case is paired with the same
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, default=12, help="items of each family")
     parser.add_argument("--seed", type=int, default=5, help="which items")
-    parser.add_argument("--case", default="", help="only cases whose name has this in it")
+    parser.add_argument("--case", nargs="*", default=[""], help="only cases whose name has one of these")
     parser.add_argument("--output", type=Path, help="where the JSON goes; nowhere without it")
     arguments = parser.parse_args()
     lab = Lab()
@@ -144,7 +144,7 @@ def main() -> None:
     clean: dict[Callable[[Item], Item], list[bool]] = {}
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        if arguments.case not in case.name:
+        if not any(part in case.name for part in arguments.case):
             continue
         asked = [case.twin(item) for item in items]
         if case.twin not in clean:
