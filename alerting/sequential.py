@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from types import ModuleType
 
@@ -143,20 +143,7 @@ class RecoveryWindow:
 
     def healthy(self, level: float) -> bool:
         """True when as many successes as these have a tail probability of at least `level` under health."""
-        if not self._seen:
-            return True
-        rate = sum(p0 for _, p0 in self._seen) / len(self._seen)
-        return tail_probability(self.successes, len(self._seen), rate) >= level
-
-    @property
-    def successes(self) -> int:
-        """Responses in the window with X = 1."""
-        return sum(x for x, _ in self._seen)
-
-    @property
-    def size(self) -> int:
-        """Responses in the window."""
-        return len(self._seen)
+        return _healthy(self._seen, level)
 
     def clear(self) -> None:
         """Start over."""
@@ -164,29 +151,39 @@ class RecoveryWindow:
 
 
 class BankRecovery:
-    """Recovery windows of every test of a bank; well when all of them are."""
+    """The newest responses since an alarm, by all tests of a bank; well when they are by each.
+
+    A test that a response does not have says nothing of it, and older responses are not asked in its place.
+    """
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._windows: dict[str, RecoveryWindow] = {}
-        self._seen = 0
+        self._seen: deque[list[tuple[str, bool, float]]] = deque(maxlen=size)
 
     def add(self, tests: Mapping[str, bool], rates: Mapping[str, float]) -> None:
         """Take one response in."""
-        self._seen += 1
-        for name, x in tests.items():
-            self._windows.setdefault(name, RecoveryWindow(self._size)).add(x, rates[name])
+        self._seen.append([(name, x, rates[name]) for name, x in tests.items()])
 
     @property
     def full(self) -> bool:
-        """True once as many responses were seen as a window holds."""
-        return self._seen >= self._size
+        """True once as many responses were seen as are looked at."""
+        return len(self._seen) == self._seen.maxlen
 
     def healthy(self, level: float) -> bool:
         """True when no test has more successes than health explains."""
-        return all(window.healthy(level) for window in self._windows.values())
+        by_test: dict[str, list[tuple[bool, float]]] = {}
+        for response in self._seen:
+            for name, x, rate in response:
+                by_test.setdefault(name, []).append((x, rate))
+        return all(_healthy(seen, level) for seen in by_test.values())
 
     def clear(self) -> None:
         """Start over."""
-        self._windows.clear()
-        self._seen = 0
+        self._seen.clear()
+
+
+def _healthy(seen: Collection[tuple[bool, float]], level: float) -> bool:
+    """Whether as many successes have a tail probability of at least `level` under the healthy rates."""
+    if not seen:
+        return True
+    rate = sum(p0 for _, p0 in seen) / len(seen)
+    return tail_probability(sum(x for x, _ in seen), len(seen), rate) >= level

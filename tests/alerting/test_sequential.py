@@ -124,3 +124,16 @@ def test_a_bank_recovers_when_all_its_tests_do() -> None:
     for _ in range(10):
         window.add({"a": False, "b": False}, {"a": 0.1, "b": 0.1})
     assert window.healthy(0.05)
+
+
+def test_a_test_that_the_newest_responses_lack_does_not_hold_an_alert() -> None:
+    window = BankRecovery(10)
+    rates = {"heads": 0.04, "tokens": 0.04}
+    for _ in range(10):
+        window.add({"heads": True, "tokens": True}, rates)
+    assert window.full and not window.healthy(0.05)
+    for _ in range(9):
+        window.add({"tokens": False}, rates)
+    assert not window.healthy(0.05), "one of the ten newest is struck in its heads"
+    window.add({"tokens": False}, rates)
+    assert window.healthy(0.05)
