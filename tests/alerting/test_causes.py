@@ -53,7 +53,7 @@ def test_scores_name_causes_in_the_order_of_the_file() -> None:
 
 
 def test_one_head_that_diverges_while_its_layer_jumps_needs_three_tokens() -> None:
-    quiet, jumped = [2.0] * 4, [2.0] * 4 + [3.2] * 3
+    quiet, jumped = [2.0] * 4, [2.0] * 4 + [3.3] * 3
     assert "polluted_training_data" in names(details=details(jumped, [0.1] * 4 + [0.9] * 3))
     assert "polluted_training_data" not in names(details=details(jumped[:-1], [0.1] * 4 + [0.9] * 2))
     assert "polluted_training_data" not in names(details=details(jumped, [0.1] * 4 + [0.8] * 3))
