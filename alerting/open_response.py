@@ -81,7 +81,7 @@ class OpenResponses(Generic[R]):
         """Return a response that is over; None for one that is not followed."""
         return self._open.pop(request_id, None)
 
-    def feed(self, batch: TokenBatch) -> Iterator[tuple[R, list[float], list[str]]]:
+    def feed(self, batch: TokenBatch) -> Iterator[tuple[R, list[float], tuple[str, ...]]]:
         """Take tokens in; yield each with its response and the raw presets whose condition holds there."""
         for request_id, choice, row in zip(
             batch.request_ids, batch.choices, batch.signals.tolist(), strict=True
@@ -90,8 +90,11 @@ class OpenResponses(Generic[R]):
             if response is None or choice or "tokens" in response.lost:
                 continue
             response.tracker.add(row)
-            raw = [name for name, preset in self._raw.items() if raw_condition(response.tracker, preset)]
-            response.raw_l1.update(raw)
+            raw: tuple[str, ...] = ()
+            for name, preset in self._raw.items():
+                if raw_condition(response.tracker, preset):
+                    raw = (*raw, name)
+                    response.raw_l1.add(name)
             yield response, row, raw
 
     def lose(self, request_id: str, choice: int, what: Lost) -> None:
