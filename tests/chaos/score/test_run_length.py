@@ -27,14 +27,10 @@ def verdicts():
     rng = np.random.default_rng(3)
     level, own = rng.random(2000), rng.random((2000, len(RATES)))
     mixed = np.where(rng.random((2000, 1)) < 0.7, level[:, None], own)
-    return [
-        Verdict(
-            tests={name: bool(u < rate) for u, (name, rate) in zip(row, RATES.items(), strict=True)},
-            rates=RATES,
-            basis="route",
-        )
-        for row in mixed
+    passed = [
+        {name: bool(u < rate) for u, (name, rate) in zip(row, RATES.items(), strict=True)} for row in mixed
     ]
+    return [Verdict(tests=tests, rates=RATES, basis="route", l1=tests["l1"]) for tests in passed]
 
 
 def test_it_is_the_evidence_of_a_route(eager, verdicts) -> None:
