@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -146,6 +145,7 @@ class Bench:
         self, items: Sequence[Item], cell: Cell, ask: _Ask, progress: Callable[[int], None]
     ) -> list[Answer]:
         twin = TWINS[cell.twin] if cell.twin else (lambda item: item)
+        now = 0.0  # seconds that the engine worked: what else is done here counts for nothing
         opened: dict[str, _Open] = {}
         touched: set[str] = set()
         done: dict[str, Answer] = {}
@@ -172,13 +172,16 @@ class Bench:
                     ids = [self.tokenizer.bos_id] * encoding.bos + ids
                 self.engine.submit(Submit(meta=meta, token_ids=ids, params=params, cache_salt=ask.salt))
                 asked = _instead(item, messages) if cell.kind == AbsentSlot.kind else None
-                opened[str(i)] = _Open(item, asked, time.perf_counter(), TextStream(self.tokenizer))
+                opened[str(i)] = _Open(item, asked, now, TextStream(self.tokenizer))
             output = self.engine.step()
+            now += output.duration_s
             touched |= set(output.touched)
             self._take(output, opened)
             for finish in output.finished:
                 entry = opened.pop(finish.request_id)
-                done[finish.request_id] = self._answer(entry, finish.request_id, finish.request_id in touched)
+                done[finish.request_id] = self._answer(
+                    entry, finish.request_id, finish.request_id in touched, now - entry.submitted
+                )
                 progress(1)
         return [done[str(i)] for i in range(len(items))]
 
@@ -199,7 +202,7 @@ class Bench:
         for row, logprobs in zip(output.logprob_rows, output.logprobs, strict=True):
             opened[step.request_ids[row]].tops.append(logprobs)
 
-    def _answer(self, entry: _Open, request_id: str, touched: bool) -> Answer:
+    def _answer(self, entry: _Open, request_id: str, touched: bool, seconds: float) -> Answer:
         text = entry.text + entry.stream.finish()
         whole = len(entry.heads) == len(entry.tokens)
         answer = Answer(
@@ -210,7 +213,7 @@ class Bench:
             as_asked=None if entry.asked is None else judge(entry.asked, text).correct,
             touched=touched,
             sentence=entry.ended or entry.sentence.finish(),
-            seconds=time.perf_counter() - entry.submitted,
+            seconds=seconds,
             layers=self.engine.model.config.layers if whole else 0,
             tokens=b"".join(entry.tokens),
             heads=b"".join(entry.heads) if whole else b"",

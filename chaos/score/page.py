@@ -48,11 +48,10 @@ def _tiles(card: Mapping[str, Any]) -> Iterable[str]:
     )
     yield _tile(f"1 in {1 / clean['upper95']:,.0f}", "responses: false pages are rarer, with 95 % confidence")
     length, wanted = clean["run_length"]["resampled"], clean["run_length"]["wanted"]
-    shown = length["value"] or length["ci"][0]
     yield _tile(
-        f"{'' if length['value'] else 'over '}{shown:,.0f}",
-        f"healthy responses between false pages, simulated; {wanted:,.0f} are promised",
-        bad=shown < wanted,
+        f"over {length['ci'][0]:,.0f}",
+        f"healthy responses between false pages by simulation, 95 % confidence; {wanted:,.0f} are promised",
+        bad=length["value"] is not None and length["value"] < wanted,
     )
     yield _tile(_share(clean["fpr"]["value"]), "of healthy answers pass the 5 % limit")
     nothing = card["blind"]["found_nothing"]
