@@ -39,9 +39,9 @@ _CONTRAST = (
 #: Settings that change what the model computes: answers of others are not gone on with.
 _NUMERIC = {"backend", "dtype", "weight_bits", "compensation"}
 
-#: How canaries are asked in health, by round, and under a fault: so many together, through the cache or not.
-_WAYS = ((1, False), (4, True), (4, False), (1, True))
-_STRUCK_WAYS = _WAYS[1:3]
+#: How canaries are asked under a fault and its control, round by round: so many together, through the prefix
+#: cache or not. Not through it: what it holds by then is not what it held in health, and rounding follows.
+_STRUCK_WAYS = canaries.CONDITIONS[::2]
 
 Progress = Callable[[str, int, int], None]
 
@@ -157,11 +157,16 @@ class _Run:
         """Rounds in health, and answers under each fault and control; `clean`: in health again.
 
         What else is in a batch and what comes from the prefix cache changes how numbers are rounded, and with
-        it some greedy answers: canaries are asked in every such way, as a server asks its own.
+        it some greedy answers: in health canaries are asked in every such way, as a server asks its own.
         """
         sizes = self._sizes
         rounds = [
-            self._canaries_of(CLEAN, f"canaries.health.{number}", _WAYS[number % len(_WAYS)], number)
+            self._canaries_of(
+                CLEAN,
+                f"canaries.health.{number}",
+                canaries.CONDITIONS[number % len(canaries.CONDITIONS)],
+                number,
+            )
             for number in range(sizes.canary_rounds)
         ]
         cells = [CLEAN, *(cell for case in self._cases for cell in case.cells())]
