@@ -52,6 +52,11 @@ def test_gross_faults_are_seen_and_controls_are_not(run) -> None:
     assert card["blind"]["found_nothing"]
     assert set(card["raw_rule"]) == {"clean", *NAMES}
     assert card["clean"]["responses"] == 24
+    assert card["clean"]["run_length"]["at_bound"]["ci"][0] > card["clean"]["run_length"]["wanted"]
+    assert set(card["peers"]["EPR"]) == set(NAMES)
+    assert faults["noise_3"]["responses_to_reset"] >= 20
+    asked = faults["absent_slot"]["accuracy"]  # of the question that was asked
+    assert asked["clean"] > asked["struck"]
 
 
 def test_a_second_run_takes_what_is_there(run) -> None:
