@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from alerting.rules import RulesError
+from alerting.rules import RulesError, read_yaml
 from alerting.scores import SCORES, Frozen
 from alerting.scores.rows import ENTROPY, token_array
 from engine.messages import HEAD_SIGNALS
@@ -117,11 +116,7 @@ def load_causes(path: Path | None = None) -> Causes:
     """Read and check a file of rules (the packaged one when None); raises RulesError."""
     path = path or PACKAGED
     try:
-        return Causes.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise RulesError(f"cannot read the causes {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RulesError(f"{path} is not valid YAML: {error}") from error
+        return Causes.model_validate(read_yaml(path, "causes"))
     except ValidationError as error:
         lines = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())
         raise RulesError(f"{path}: {lines}") from error

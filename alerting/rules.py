@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -257,12 +257,7 @@ class Rules(_Strict):
 def load_rules(path: Path | None = None) -> Rules:
     """Read and validate a rules file (the packaged one when None); raises RulesError."""
     path = path or PACKAGED
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RulesError(f"cannot read the rules file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RulesError(f"{path} is not valid YAML: {error}") from error
+    raw = read_yaml(path, "rules file")
     if not isinstance(raw, dict):
         raise RulesError(f"{path} must hold a mapping with the keys of the packaged rules.yaml")
     try:
@@ -270,6 +265,16 @@ def load_rules(path: Path | None = None) -> Rules:
     except ValidationError as error:
         found = "; ".join(_line(e["loc"], e["msg"]) for e in error.errors())
         raise RulesError(f"{path}: {found}") from error
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """Return what a file of YAML holds; raises RulesError, which calls it `what`."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RulesError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RulesError(f"{path} is not valid YAML: {error}") from error
 
 
 def _line(location: tuple[int | str, ...], message: str) -> str:

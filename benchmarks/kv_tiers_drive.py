@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,23 @@ _FLUSH_S = 60.0
 
 @dataclass
 class Answer:
-    """One request: when it came, what its tokens waited for, and where its prompt was found."""
+    """One request: when it and its tokens came, and where its prompt was found. Times are of one clock."""
 
     prompt: list[int]
     asked: float
-    waits: list[float] = field(default_factory=list)  # seconds, of each token for the one before it
+    came: list[float] = field(default_factory=list)  # when each token did
     tokens: list[int] = field(default_factory=list)
     tier_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def first_s(self) -> float:
         """Seconds from the request to its first token."""
-        return self.waits[0]
+        return self.came[0] - self.asked
 
-    def take(self, token: int, now: float) -> None:
-        """Take in the next token."""
-        self.waits.append(now - self.asked - sum(self.waits))
-        self.tokens.append(token)
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds from each token to the next."""
+        return [after - before for before, after in pairwise(self.came)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,9 @@ class Driver:
         now = time.perf_counter()
         tokens = np.frombuffer(output.token_ids, np.int32).tolist()
         for request_id, token in zip(output.request_ids, tokens, strict=True):
-            self.open[request_id].take(token, now)
+            answer = self.open[request_id]
+            answer.came.append(now)
+            answer.tokens.append(token)
         ended = []
         for finish in output.finished:
             answer = self.open.pop(finish.request_id)

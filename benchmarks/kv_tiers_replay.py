@@ -85,7 +85,7 @@ class Arm:
     def as_dict(self) -> dict[str, Any]:
         """Return it for the JSON; `ms` in the order of the list."""
         first = [1000 * answer.first_s for answer in self.answers]
-        gaps = [1000 * wait for answer in self.answers for wait in answer.waits[1:]]
+        gaps = [1000 * gap for answer in self.answers for gap in answer.gaps_s]
         prompts = sum(len(answer.prompt) for answer in self.answers)
         found: Counter[str] = Counter()
         for answer in self.answers:

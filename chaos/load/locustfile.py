@@ -76,9 +76,8 @@ def finish(**_: Any) -> None:
         sessions[-1].recorder.close(f"stopped by {told[0]}" if told else "finished")
 
 
-told: list[
-    str
-] = []  # the signals that ended the run; `run_headless` sends SIGUSR1 before it passes SIGINT on
+#: The signals that ended the run; `run_headless` sends SIGUSR1 before it passes SIGINT on.
+told: list[str] = []
 gevent.signal_handler(signal.SIGUSR1, told.append, "SIGINT")
 gevent.signal_handler(signal.SIGTERM, told.append, "SIGTERM")
 events.test_start.add_listener(start)  # type: ignore[no-untyped-call]

@@ -120,11 +120,11 @@ class Storing:
                 assert parent is not None, "a page is kept without its parent"
                 block.append(parent)
             block.reverse()
-            pages, keep = [entry.page for entry in block], self._kept(block)
             tier, tokens = tier or self._tiers[0], b"".join(entry.tokens for entry in block)
             if last.copied and tier is self._tiers[0] and self._is_below(last, tokens):
                 return
             last.copied = True
+            pages, keep = [entry.page for entry in block], self._kept(block)
             size = self._layout.partial_size(int(keep.sum()))
             slot = self._slot(tier, last.name, tokens, last.salt, size=size, entropy=last.entropy)
             if slot is None:

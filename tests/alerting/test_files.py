@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import errno
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from alerting.files import write
+from tests.disks import mounted
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    target = tmp_path / "disk"
-    target.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(target)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs root and the right to mount a tmpfs")
-    yield target
-    subprocess.run(["umount", "--lazy", str(target)], check=True)
+    with mounted(tmp_path / "disk", "64k", lazily=True) as disk:
+        yield disk
 
 
 def test_a_full_disk_leaves_the_old_file_and_names_it(small_disk: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.disks import mounted
 from tests.quaver.server import Server, wait_for
 
 pytestmark = pytest.mark.model
@@ -26,17 +25,10 @@ NOISE = {"kind": "noise", "params": {"sigma": 3}, "ttl_s": 120}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A deterministic server whose journal lies on a disk of 1 MB."""
     state = tmp_path_factory.mktemp("state")
-    disk = state / "chaos"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs root and the right to mount a tmpfs")
-    try:
+    with mounted(state / "chaos", "1m", lazily=True):
         server = Server(state, QUAVER_DETERMINISTIC="1")
         yield server
         server.stop()
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.fixture(autouse=True)

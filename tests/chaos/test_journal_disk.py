@@ -1,23 +1,17 @@
 """The journal on a disk that is really full."""
 
 import json
-import os
-import subprocess
 
 import pytest
 
 from chaos.journal import Journal, JournalError
+from tests.disks import mounted
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    target = tmp_path / "disk"
-    target.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(target)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs root and the right to mount a tmpfs")
-    yield target
-    subprocess.run(["umount", "--lazy", str(target)], check=True)
+    with mounted(tmp_path / "disk", "64k", lazily=True) as disk:
+        yield disk
 
 
 def test_a_write_that_does_not_fit_leaves_no_half_line(small_disk):

@@ -17,6 +17,7 @@ import pytest
 from engine.models import store
 from engine.models.store import ModelNotFound, Published, PullError
 from engine.settings import EngineSettings
+from tests.disks import mounted
 
 MODEL = os.urandom(3_000_000)
 
@@ -209,15 +210,8 @@ def test_a_cache_that_cannot_be(tmp_path, wheel):
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MB. Needs root."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)], check=False, capture_output=True
-    )
-    if made.returncode:
-        pytest.skip("cannot mount a file system here")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with mounted(tmp_path / "disk", "8m") as disk:
+        yield disk
 
 
 def fill(folder: Path, leave: int) -> None:

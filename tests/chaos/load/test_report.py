@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import pickle
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +20,7 @@ from chaos.load.recorder import Recorder
 from chaos.load.report import Report
 from chaos.load.slo import Slo, SloError
 from chaos.load.timeline import BINS, Timeline
+from tests.disks import mounted
 
 
 def reading(number: int = 0, **given: Any) -> Reading:
@@ -217,13 +216,8 @@ def test_memory_does_not_grow_with_requests(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    target = tmp_path / "disk"
-    target.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(target)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs root and the right to mount a tmpfs")
-    yield target
-    subprocess.run(["umount", str(target)], check=True)
+    with mounted(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_told_once_and_nothing_is_lost_when_there_is_room_again(small_disk: Path) -> None:
