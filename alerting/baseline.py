@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from alerting.files import write
-from alerting.limits import L1, Count, Limits, fit_limits
+from alerting.limits import L1, Count, Healthy, Limits, fit_limits
 from alerting.rules import QuantilePreset, RawPreset, Rules
 from alerting.samples import Sample, scored, to_collect
 from alerting.scores import Frozen, Response
 from engine.api.body import decode
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ARCHIVED = 10  # earlier baselines that are kept
 POOLED = "*"
 
@@ -206,12 +206,11 @@ def load(path: Path) -> Baseline:
 
 
 def _stratum(route: str, band: str, samples: list[Sample], rules: Rules) -> Stratum:
-    found = [sample.statistics for sample in samples]
-    fit, rate = found[::2], found[1::2]
+    healthy = [Healthy(sample.statistics, sample.group) for sample in samples]
     limits, raw = {}, {}
     for name, preset in rules.presets.items():
         if isinstance(preset, RawPreset):
             raw[name] = Count(sum(name in s.raw_l1 for s in samples), len(samples))
         else:
-            limits[name] = fit_limits(fit, rate, preset)
+            limits[name] = fit_limits(healthy, preset, rules.rate.confidence)
     return Stratum(route=route, band=band, limits=limits, raw=raw)

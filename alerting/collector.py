@@ -104,6 +104,7 @@ class Collector:
                 Sample(
                     route=entry.started.route,
                     band=temperature_band(entry.started.temperature),
+                    group=entry.started.group,
                     statistics=tracker.sentence | tracker.whole(),
                     raw_l1=sorted(entry.raw_l1),
                     kept=self._keep(entry),

@@ -80,7 +80,7 @@ class Judge:
             return Verdict(tests={L1: l1}, rates=rates, basis=basis, l1=l1, cause="run_and_entropy")
         if limits is None:
             return None
-        tests = limits.judge(statistics, self._preset.statistics)
+        tests = limits.judge(statistics, self._preset)
         if not tests:
             return None
         l1 = tests.pop(L1) if partial else tests[L1]
@@ -107,14 +107,14 @@ class Judge:
         if isinstance(self._preset, QuantilePreset):
             limits = stratum.limits[self.name]
             drift *= 1.0 if own else self._preset.pooled_drift
-            frequent = [s.test(max(s.levels)) for s in self._preset.statistics if max(s.levels) >= _FREQUENT]
-            counts = {name: limits.counts[name] for name in frequent if name in limits.counts}
-            return _Known(
-                limits,
-                {name: self._bound(count, drift) for name, count in limits.counts.items()},
-                {name: self._bound(count.others(), drift) for name, count in counts.items()},
-                basis,
-            )
+            rates = {name: self._bound(count, drift) for name, count in limits.counts.items()}
+            calm = {}
+            for name, statistic, level in self._preset.tests():
+                if name in rates and statistic.tolerated is not None:
+                    rates[name] = max(rates[name], statistic.tolerated)
+                elif name in rates and level == max(self._preset.levels) >= _FREQUENT:
+                    calm[name] = self._bound(limits.counts[name].others(), drift)
+            return _Known(limits, rates, calm, basis)
         return _Known(None, {L1: self._bound(stratum.raw[self.name], drift)}, {}, basis)
 
     def _bound(self, count: Count, drift: float) -> float:

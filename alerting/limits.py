@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 import numpy as np
 
 from alerting.rules import QuantilePreset, Statistic
-from alerting.sequential import rate_upper_bound
+from alerting.scores.fit import FOLDS
+from alerting.sequential import mean_upper_bound, rate_upper_bound
 
 L1 = "l1"  # the test of the strongest tail of all
 _TAIL = 0.1  # share of the healthy values from which on a tail is taken to be exponential
@@ -75,7 +76,8 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one quantile preset in one stratum, and how often health passes them.
 
-    Tests are named `<statistic>:<side>@<level>`, and `l1` for the strongest tail of all.
+    Tests are named `<statistic>:<side>@<level>`, with thresholds in the statistic's unit, negated for the low
+    side; `l1` is the test of the strongest tail of all, with one in −ln of a probability.
     """
 
     tails: dict[str, Tail]
@@ -86,12 +88,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if L1 not in self.thresholds or (self.counts and self.counts.keys() != self.thresholds.keys()):
             raise ValueError("limits without their L1, or without their counts")
 
-    def judge(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> dict[str, bool]:
+    def judge(self, statistics: Mapping[str, float], preset: QuantilePreset) -> dict[str, bool]:
         """Return, for each test, whether a response passes its limit. Absent statistics do not speak."""
-        scores = tail_scores(statistics, listed, self.tails)
+        scores = tail_scores(statistics, preset.statistics, self.tails)
         if not scores:
             return {}
-        tests = {name: scores[key] > limit for name, key, limit in self._tests(listed) if key in scores}
+        tests = {
+            test: _signed(statistics[s.name], s) > self.thresholds[test]
+            for test, s, _ in preset.tests()
+            if s.name in statistics and test in self.thresholds
+        }
         return tests | {L1: max(scores.values()) > self.thresholds[L1]}
 
     def strongest(self, statistics: Mapping[str, float], listed: Iterable[Statistic]) -> str:
@@ -104,38 +110,64 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         tail = self.tails.get(key)
         return math.inf if tail is None else tail.value(self.thresholds[L1])
 
-    def _tests(self, listed: Iterable[Statistic]) -> Iterator[tuple[str, str, float]]:
-        for statistic in listed:
-            for level in statistic.levels:
-                name = statistic.test(level)
-                if name in self.thresholds:
-                    yield name, statistic.key, self.thresholds[name]
+
+class Healthy(NamedTuple):
+    """What limits are set by: the statistics of one healthy response, and the kind of its prompt, "" where
+    that is not known."""
+
+    statistics: Mapping[str, float]
+    group: str
 
 
-def fit_limits(
-    fit: Sequence[Mapping[str, float]], rate: Sequence[Mapping[str, float]], preset: QuantilePreset
-) -> Limits:
-    """Fit tails to the statistics of some healthy responses; set and count limits on others.
+def fit_limits(healthy: Sequence[Healthy], preset: QuantilePreset, confidence: float) -> Limits:
+    """Fit tails to every second healthy response, set the limit of the strongest by the others, and those of
+    each statistic alone by all.
 
-    The tails must not have seen the responses that set a limit, or these would look further in than new ones
-    do. A limit is the k-th smallest of n scores: healthy responses pass it at a rate that is
-    Beta(n − k + 1, k) distributed, whose upper quantiles are the Clopper–Pearson bounds of n − k events in n.
+    Tails must not have seen the responses that set a limit of theirs, or these would look further in than new
+    ones do. The limit of a statistic is the k-th smallest of its n values, whatever the tails: healthy
+    responses pass it at a rate that is Beta(n − k + 1, k) distributed, whose upper quantiles are the
+    Clopper–Pearson bounds of n − k events in n.
     """
     listed = preset.statistics
-    tails = {s.key: tail for s in listed if (tail := _tail(fit, s)) is not None}
-    scores = [tail_scores(found, listed, tails) for found in rate]
-    thresholds = {L1: conformal_threshold([max(s.values()) for s in scores if s], preset.alpha)}
-    for statistic in listed:
-        own = [s[statistic.key] for s in scores if statistic.key in s]
-        for level in statistic.levels if own else ():
-            thresholds[statistic.test(level)] = conformal_threshold(own, level)
-    unused = Limits(tails=tails, thresholds=thresholds, counts={})
-    verdicts = [unused.judge(found, listed) for found in rate]
-    counts = {
-        name: Count(sum(v.get(name, False) for v in verdicts), sum(name in v for v in verdicts))
-        for name in thresholds
+    tails = {
+        s.key: tail for s in listed if (tail := _tail([h.statistics for h in healthy[::2]], s)) is not None
     }
+    strongest = [
+        (max(scores.values()), h.group)
+        for h in healthy[1::2]
+        if (scores := tail_scores(h.statistics, listed, tails))
+    ]
+    thresholds = {L1: strongest_limit(strongest, preset.alpha, confidence)}
+    counts = {L1: Count(sum(score > thresholds[L1] for score, _ in strongest), len(strongest))}
+    for test, statistic, level in preset.tests():
+        own = _values([h.statistics for h in healthy], statistic)
+        if own:
+            thresholds[test] = conformal_threshold(own, level)
+            counts[test] = Count(sum(value > thresholds[test] for value in own), len(own))
     return Limits(tails=tails, thresholds=thresholds, counts=counts)
+
+
+def strongest_limit(healthy: Sequence[tuple[float, str]], alpha: float, confidence: float) -> float:
+    """Return the lowest of some healthy scores that others pass at a rate of at most `alpha`, with
+    `confidence`; the highest where there are too few to tell. Each comes with the kind of its prompt.
+
+    The bound is Clopper and Pearson's over responses and, where every kind is known, Student's over kinds as
+    well: those to come are of other kinds.
+    """
+    scores = np.array([score for score, _ in healthy])
+    kinds = sorted({kind for _, kind in healthy})
+    members = [np.array([kind == own for _, kind in healthy]) for own in kinds]
+    known = "" not in kinds and len(kinds) >= FOLDS
+    limit = float(scores.max())
+    for candidate in np.unique(scores)[::-1]:
+        passed = scores > candidate
+        bound = rate_upper_bound(int(passed.sum()), len(passed), confidence)
+        if known:
+            bound = max(bound, mean_upper_bound([passed[own].mean() for own in members], confidence))
+        if bound > alpha:
+            break
+        limit = float(candidate)
+    return limit
 
 
 def conformal_threshold(scores: list[float], alpha: float) -> float:
@@ -147,17 +179,21 @@ def conformal_threshold(scores: list[float], alpha: float) -> float:
 def tail_scores(
     statistics: Mapping[str, float], listed: Iterable[Statistic], tails: Mapping[str, Tail]
 ) -> dict[str, float]:
-    """Return −ln of the healthy tail probability of each statistic and side that is present."""
+    """Return −ln of the healthy tail probability of each statistic that is present and may raise an L1."""
     return {
         s.key: tails[s.key].score(_signed(statistics[s.name], s))
         for s in listed
-        if s.name in statistics and s.key in tails
+        if s.tolerated is None and s.name in statistics and s.key in tails
     }
 
 
-def _tail(healthy: Sequence[Mapping[str, float]], statistic: Statistic) -> Tail | None:
-    values = [_signed(h[statistic.name], statistic) for h in healthy if statistic.name in h]
+def _tail(healthy: Iterable[Mapping[str, float]], statistic: Statistic) -> Tail | None:
+    values = _values(healthy, statistic)
     return Tail.of(values, _SCALE_FLOOR) if values else None
+
+
+def _values(healthy: Iterable[Mapping[str, float]], statistic: Statistic) -> list[float]:
+    return [_signed(h[statistic.name], statistic) for h in healthy if statistic.name in h]
 
 
 def _signed(value: float, statistic: Statistic) -> float:

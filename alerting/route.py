@@ -26,14 +26,14 @@ class RouteEvidence:
         self.name = name
         self._rules = rules
         self._preset = preset
-        grid, cap = rules.rate.grid, CAP * rules.rate.threshold
-        self.l1 = Bank(grid, cap)  # every test of the model's side
-        self.calm = Bank(grid, cap)  # frequent tests that are passed too seldom
-        self.confidence = Bank(grid, cap)
-        self.entropy = Bank(grid, cap)
+        powers, cap = rules.rate.powers, CAP * rules.rate.threshold
+        self.l1 = Bank(powers, cap)  # every test of the model's side
+        self.calm = Bank(powers, cap)  # frequent tests that are passed too seldom
+        self.confidence = Bank(powers, cap)
+        self.entropy = Bank(powers, cap)
         self._signal = inputs_of(preset)
-        self.interruption = EDetector(grid, cap)
-        self.leaving = EDetector(grid, cap)  # interruptions while an L1 is live
+        self.interruption = EDetector(powers, cap)
+        self.leaving = EDetector(powers, cap)  # interruptions while an L1 is live
         share = preset.l2.tenant_share
         self._cap = TenantCap(share)
         self._live_cap = TenantCap(share)
@@ -203,4 +203,4 @@ def inputs_of(preset: RawPreset | QuantilePreset) -> dict[str, str]:
     """Return which of the joint inputs each test belongs to."""
     if isinstance(preset, RawPreset):
         return {}
-    return {s.test(level): s.signal for s in preset.statistics for level in s.levels}
+    return {test: statistic.signal for test, statistic, _ in preset.tests()}

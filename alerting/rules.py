@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -78,12 +79,16 @@ class RawPreset(_Strict):
 
 
 class Statistic(_Strict):
-    """One number per response, the side on which it is suspicious, and the tails that are tested."""
+    """One number per response, and the side on which it is suspicious.
+
+    What is `tolerated` raises no L1: it counts once more than that share of responses is beyond the strictest
+    limit.
+    """
 
     name: StatisticName
     signal: Literal["confidence", "entropy"]
     side: Literal["low", "high"]
-    levels: Annotated[list[Share], Field(min_length=1)]
+    tolerated: Share | None = None
 
     @property
     def key(self) -> str:
@@ -117,6 +122,7 @@ class QuantilePreset(_Strict):
     alpha: Share
     min_samples: Annotated[int, Field(ge=5)]
     pooled_drift: Annotated[float, Field(ge=1)]
+    levels: Annotated[list[Share], Field(min_length=1)]
     statistics: Annotated[list[Statistic], Field(min_length=1)]
     mixture: Mixture
     l2: QuantileLeavingRule
@@ -130,6 +136,12 @@ class QuantilePreset(_Strict):
             raise ValueError("list at least one statistic of each signal, confidence and entropy")
         return self
 
+    def tests(self) -> Iterator[tuple[str, Statistic, float]]:
+        """Yield every test, with its statistic and the share of healthy responses beyond its limit."""
+        for statistic in self.statistics:
+            for level in self.levels if statistic.tolerated is None else [min(self.levels)]:
+                yield statistic.test(level), statistic, level
+
 
 Preset = Annotated[RawPreset | QuantilePreset, Field(discriminator="kind")]
 
@@ -138,7 +150,7 @@ class RateRule(_Strict):
     """The sequential test over responses."""
 
     threshold: Annotated[float, Field(ge=10)]
-    grid: Annotated[list[Share], Field(min_length=1)]
+    powers: Annotated[list[Share], Field(min_length=1)]
     confidence: Share
     drift: Annotated[float, Field(ge=1)]
     recover_responses: Annotated[int, Field(ge=5)]

@@ -13,10 +13,12 @@ from alerting.scores.frozen import Heads
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One healthy response: its statistics, the raw presets that called it an L1, its rows if kept."""
+    """One healthy response: its statistics, the raw presets that called it an L1, its rows if kept, and the
+    kind of its prompt, "" where that is not known."""
 
     route: str
     band: str
+    group: str = ""
     statistics: dict[str, float]
     raw_l1: list[str] = []
     kept: Response | None = None
@@ -47,9 +49,9 @@ def scored(
     Where the kinds of prompts are known each kind is scored by a fit that has not seen it. Else, where there
     is layer detail, every fourth kept sample of a band makes the fit of the heads and is no sample any more.
     """
-    kept = [sample.kept for sample in samples if sample.kept is not None]
-    parts = folds(response.group for response in kept)
-    if parts and all(response.group for response in kept):
+    groups = [sample.group for sample in samples if sample.kept is not None]
+    parts = folds(groups)
+    if parts and all(groups):
         return _crossed(samples, contrast, parts)
     spent = to_spend(samples)
     heads = fit_heads_of([samples[at].kept for at in sorted(spent)], contrast)  # type: ignore[misc]
@@ -64,7 +66,7 @@ def _crossed(
 ) -> tuple[list[Sample], dict[str, Frozen]]:
     def fits(out: Set[str]) -> dict[str, Frozen]:
         """Fit on all kinds of prompts but these: the heads on one half, how scores vary on the other."""
-        own = [s for s in samples if s.kept is not None and s.kept.group not in out]
+        own = [s for s in samples if s.kept is not None and s.group not in out]
         spent = to_spend(own, every=2)
         heads = fit_heads_of(
             [own[at].kept for at in sorted(spent)],  # type: ignore[misc]
@@ -74,7 +76,7 @@ def _crossed(
 
     blind = {group: frozen for out in parts for frozen in (fits(out),) for group in out}
     none: dict[str, Frozen] = {}
-    result = [_with_scores(s, none if s.kept is None else blind[s.kept.group]) for s in samples]
+    result = [_with_scores(s, none if s.kept is None else blind[s.group]) for s in samples]
     return result, fits(frozenset())
 
 

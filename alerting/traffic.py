@@ -105,4 +105,4 @@ class Traffic:
         return tests
 
     def _fresh(self) -> Bank:
-        return Bank(self._rules.rate.grid, 10 * self._rules.rate.threshold)
+        return Bank(self._rules.rate.powers, 10 * self._rules.rate.threshold, statistic=str)

@@ -41,7 +41,7 @@ class _Evidence:
     """One tenant on one route. The bound holds for each alone: a canary counts for one of them."""
 
     def __init__(self, rules: Rules) -> None:
-        self.bank = Bank(rules.rate.grid, _CAP * rules.rate.threshold)
+        self.bank = Bank(rules.rate.powers, _CAP * rules.rate.threshold)
         self.recovery = BankRecovery(_RECOVER)
         self.firing = False
         self.causes: deque[str] = deque(maxlen=_RECOVER)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from alerting.judge import Verdict
 from alerting.route import CAP, inputs_of
 from alerting.rules import QuantilePreset, Rules
-from alerting.sequential import factors
-from chaos.score.statistics import Estimate, Floats, mean_gap
+from alerting.sequential import bets, by_statistic, grade
+from chaos.score.statistics import Estimate, mean_gap
 
 _STEPS = 20_000
 _POOLS, _EACH = 32, 8  # services: so many for each of these draws of families
@@ -45,16 +45,17 @@ def run_length(  # noqa: PLR0917
     `verdicts` and `families` are of whole healthy responses; `left` is the share of readers who leave in
     health, `left_bound` the baseline's bound of it.
     """
-    rates = verdicts[0].rates
     inputs = inputs_of(rules.preset(rules.default))
-    names = [name for name in rates if name in inputs]
-    p0 = np.array([rates[name] for name in names])
-    tests = np.array([[verdict.tests[name] for name in names] for verdict in verdicts])
-    together = p0 > (np.arange(_BOUND_ROWS)[:, None] + 0.5) / _BOUND_ROWS
+    rates = {name: rate for name, rate in verdicts[0].rates.items() if name in inputs}
+    groups = [*by_statistic(rates).values()]
+    bounds = [tuple(rates[name] for name in names) for names in groups]
+    grades = np.array([[grade(verdict.tests, names) for names in groups] for verdict in verdicts])
+    level = (np.arange(_BOUND_ROWS) + 0.5) / _BOUND_ROWS
+    together = np.array([np.searchsorted(own, level) for own in bounds]).T
     rng = np.random.default_rng(0)
-    services = _Services(rules, names, p0, left_bound)
-    plain = services.pages(tests, [np.arange(len(tests))] * _POOLS, left, steps, rng)
-    pages = services.pages(tests, _pools(families, rng), left, steps, rng)
+    services = _Services(rules, [inputs[names[0]] for names in groups], bounds, left_bound)
+    plain = services.pages(grades, [np.arange(len(grades))] * _POOLS, left, steps, rng)
+    pages = services.pages(grades, _pools(families, rng), left, steps, rng)
     bound = services.pages(together, [np.arange(_BOUND_ROWS)] * _POOLS, left_bound, steps, rng)
     responses = _POOLS * _EACH * steps
     often, seldom = np.quantile(pages, (0.975, 0.025)) / (_EACH * steps)
@@ -71,34 +72,36 @@ def run_length(  # noqa: PLR0917
 
 
 class _Services:
-    """What the evidence of every service is multiplied by: columns are tests × alternatives of the grid."""
+    """What the evidence of every service is multiplied by: columns are statistics × powers of the grid."""
 
-    def __init__(self, rules: Rules, names: Sequence[str], p0: Floats, left_bound: float) -> None:
+    def __init__(
+        self, rules: Rules, signals: Sequence[str], bounds: Sequence[tuple[float, ...]], left_bound: float
+    ) -> None:
+        """Each statistic speaks for one of the joint inputs (`signals`), and has `bounds` of its tests."""
         self._rules = rules
-        grid = tuple(rules.rate.grid)
-        self._steps = np.array([factors(grid, float(rate)) for rate in p0])  # [tests, passed, grid]
-        self._left = np.array(factors(grid, left_bound))
+        powers = tuple(rules.rate.powers)
+        self._bets = [np.array(bets(powers, rates)) for rates in bounds]  # [grades, powers] each
+        self._left = np.array(bets(powers, (left_bound,)))
         preset = rules.preset(rules.default)
         assert isinstance(preset, QuantilePreset)
-        inputs, mixture = inputs_of(preset), preset.mixture
+        mixture = preset.mixture
         shares = {"confidence": mixture.confidence, "entropy": mixture.entropy}
-        counts = {name: sum(inputs[test] == name for test in names) for name in shares}
-        own = [shares[inputs[test]] / counts[inputs[test]] for test in names]
-        self._weights = np.repeat([*own, mixture.interruption], len(grid)) / len(grid)
+        own = [shares[signal] / signals.count(signal) for signal in signals]
+        self._weights = np.repeat([*own, mixture.interruption], len(powers)) / len(powers)
 
     def pages(
         self,
-        tests: NDArray[np.bool_],
+        grades: NDArray[np.intp],
         pools: Sequence[NDArray[np.intp]],
         left: float,
         steps: int,
         rng: np.random.Generator,
     ) -> NDArray[np.intp]:
-        """Return the pages [pools] of the services that draw from each pool of rows of `tests`.
+        """Return the pages [pools] of the services that draw from each pool of rows of `grades`.
 
         A page starts a service's evidence anew.
         """
-        table = self._steps[np.arange(tests.shape[1]), tests.astype(int)].reshape(len(tests), -1)
+        table = np.concatenate([own[grades[:, at]] for at, own in enumerate(self._bets)], axis=1)
         sizes = np.repeat([len(pool) for pool in pools], _EACH)
         rows = np.repeat([np.resize(pool, sizes.max()) for pool in pools], _EACH, axis=0)
         threshold = self._rules.rate.threshold
@@ -106,9 +109,9 @@ class _Services:
         pages = np.zeros(len(rows), np.intp)
         for _ in range(steps):
             drawn = rows[np.arange(len(rows)), rng.integers(0, sizes)]
-            leaves = (rng.random(len(rows)) < left).astype(int)
+            stays = (rng.random(len(rows)) >= left).astype(int)
             evidence += 1
-            evidence *= np.concatenate([table[drawn], self._left[leaves]], axis=1)
+            evidence *= np.concatenate([table[drawn], self._left[stays]], axis=1)
             np.minimum(evidence, CAP * threshold, out=evidence)
             paged = evidence @ self._weights >= threshold
             pages += paged

@@ -56,8 +56,8 @@ def test_rates_come_from_the_other_half(rules) -> None:
 def test_fresh_healthy_responses_raise_about_alpha(rules) -> None:
     baseline = build(samples(2000), rules, model="m", quantization="q")
     limits = baseline.stratum("qa", "greedy").limits["quantile"]  # type: ignore[union-attr]
-    listed = rules.preset("quantile").statistics
-    fresh = [limits.judge(s.statistics, listed)["l1"] for s in samples(4000, seed=9)]
+    preset = rules.preset("quantile")
+    fresh = [limits.judge(s.statistics, preset)["l1"] for s in samples(4000, seed=9)]
     assert np.mean(fresh) < 0.075
 
 
@@ -137,7 +137,7 @@ def test_a_baseline_without_a_preset_is_a_mismatch(rules) -> None:
 def test_other_versions_and_missing_files_are_refused(tmp_path: Path, rules) -> None:
     path = tmp_path / "baseline.json"
     save(build(samples(60), rules, model="m", quantization="q"), path)
-    path.write_text(path.read_text().replace('"version": 2', '"version": 9'))
+    path.write_text(path.read_text().replace('"version": 3', '"version": 9'))
     with pytest.raises(BaselineError, match="version 9"):
         load(path)
     with pytest.raises(BaselineError, match="cannot read"):

@@ -49,7 +49,7 @@ def test_the_cusum_threshold_is_the_conformal_rank(rules, service) -> None:
     baseline = collector.build(quantization="none")
     limits = baseline.stratum("qa", "greedy").limits["quantile"]
     limit = limits.reaches_l1("cusum:high")
-    listed = rules.preset("quantile").statistics
-    assert not limits.judge({"cusum": limit - 1e-6}, listed)["l1"]
-    assert limits.judge({"cusum": limit + 1e-6}, listed)["l1"]
+    preset = rules.preset("quantile")
+    assert not limits.judge({"cusum": limit - 1e-6}, preset)["l1"]
+    assert limits.judge({"cusum": limit + 1e-6}, preset)["l1"]
     assert limits.reaches_l1("mood:high") == float("inf")

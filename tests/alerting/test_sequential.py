@@ -9,15 +9,16 @@ from alerting.sequential import (
     BankRecovery,
     EDetector,
     RecoveryWindow,
+    bets,
     rate_upper_bound,
     tail_probability,
 )
 
-GRID = (0.1, 0.25, 0.5, 0.9)
+POWERS = (0.2, 0.4, 0.6)
 
 
 def run_length(rng: np.random.Generator, rate: float, p0: float, threshold: float, limit: int) -> int:
-    detector = EDetector(GRID)
+    detector = EDetector(POWERS)
     for n, x in enumerate(rng.random(limit) < rate, start=1):
         if detector.update(bool(x), p0) >= threshold:
             return n
@@ -45,22 +46,44 @@ def test_rate_below_the_bound_rarely_alarms() -> None:
 
 def test_update_is_a_likelihood_ratio_of_shiryaev_roberts() -> None:
     detector = EDetector([0.5])
-    detector.update(True, 0.2)
-    assert detector.value == pytest.approx(0.6 / 0.2)
-    detector.update(False, 0.2)
-    assert detector.value == pytest.approx((1 + 3) * 0.4 / 0.8)
+    detector.update(True, 0.25)
+    assert detector.value == pytest.approx(0.5 / 0.25)
+    detector.update(False, 0.25)
+    assert detector.value == pytest.approx((1 + 2) * 0.5 / 0.75)
     detector.reset()
     assert (detector.value, detector.log) == (0, 0)
 
 
 def test_a_factor_has_mean_one_at_p0() -> None:
     for p0 in (0.01, 0.3, 0.9):
-        up, down = EDetector(GRID), EDetector(GRID)
+        up, down = EDetector(POWERS), EDetector(POWERS)
         assert p0 * up.update(True, p0) + (1 - p0) * down.update(False, p0) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    "rates", [(0.05,), (0.02, 0.07, 0.2, 0.4), (0.05, 0.05, 0.3), (1e-9, 0.1), (0.3, 1.0)]
+)
+def test_bets_fall_with_the_grade_and_have_mean_one_at_the_bounds(rates: tuple[float, ...]) -> None:
+    found = np.array(bets(POWERS, rates))
+    assert found.shape == (len(rates) + 1, len(POWERS))
+    assert (np.diff(found, axis=0) <= 0).all()
+    bounds = np.clip(rates, 1e-4, 0.95)
+    assert np.diff([0, *bounds, 1]) @ found == pytest.approx(np.ones(len(POWERS)))
+
+
+def test_a_narrow_miss_is_worth_something() -> None:
+    """Responses that pass the second limit alone: 60 % of them, where 15 % are allowed."""
+    rng = np.random.default_rng(9)
+    one, two = EDetector(POWERS), EDetector(POWERS)
+    for x in rng.random(120) < 0.6:
+        one.update(False, 0.05)
+        two.take(1 if x else 2, (0.05, 0.15))
+    assert one.value < 20
+    assert two.value > 1e4
+
+
 def test_cap_bounds_the_evidence() -> None:
-    detector = EDetector(GRID, cap=100.0)
+    detector = EDetector(POWERS, cap=100.0)
     for _ in range(50):
         detector.update(True, 0.05)
     assert detector.value <= 100
@@ -92,21 +115,21 @@ def test_recovery_needs_a_full_window_at_a_healthy_rate() -> None:
 
 def test_a_bank_is_the_mean_of_its_detectors_and_lets_absent_tests_rest() -> None:
     bank = Bank([0.5], cap=1e6)
-    bank.update({"a": True}, {"a": 0.2, "b": 0.2})
-    assert bank.value == pytest.approx(3 / 2)
-    bank.update({"a": False, "b": True}, {"a": 0.2, "b": 0.2})
-    assert bank.value == pytest.approx(((1 + 3) * 0.5 + 3) / 2)
+    bank.update({"a": True}, {"a": 0.25, "b": 0.25})
+    assert bank.value == pytest.approx(2 / 2)
+    bank.update({"a": False, "b": True}, {"a": 0.25, "b": 0.25})
+    assert bank.value == pytest.approx(((1 + 2) * 0.5 / 0.75 + 2) / 2)
     bank.reset()
     assert bank.value == 0
 
 
 def test_a_bank_of_dependent_tests_keeps_the_bound() -> None:
-    """Nested tests of one response: the same uniform number below 0.05, 0.15 and 0.3."""
-    levels = {"rare": 0.05, "some": 0.15, "often": 0.3}
+    """Nested tests of two statistics of one response, both by the same uniform number."""
+    levels = {f"{name}:high@{level}": level for name in "ab" for level in (0.3, 0.05, 0.15)}
     rng = np.random.default_rng(11)
     lengths = []
     for _ in range(150):
-        bank, n = Bank(GRID, cap=1e6), 0
+        bank, n = Bank(POWERS, cap=1e6), 0
         while bank.value < 200 and n < 800:
             u = rng.random()
             bank.update({name: bool(u < level) for name, level in levels.items()}, levels)

@@ -63,6 +63,14 @@ def test_another_mix_is_told_and_becomes_the_usual_one(rules, shares, length, st
     assert asked.ask(1000, shares, length) is None
 
 
+def test_routes_whose_names_look_like_levels_are_routes_of_their_own(rules) -> None:
+    usual = {"qa@0.1": 0.35, "qa@0.2": 0.35, "list": 0.3}
+    asked = Asked(rules)
+    assert asked.ask(1500, usual) is None
+    assert asked.ask(200, {"qa@0.1": 0.05, "qa@0.2": 0.65, "list": 0.3}) is not None
+    assert asked.changes[0].evidence["strongest"] == "share:qa@0.2"
+
+
 def test_without_a_reference_nothing_is_said(rules) -> None:
     asked = Asked(rules)
     asked.ask(rules.traffic.reference - 1, USUAL)

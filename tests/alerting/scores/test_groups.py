@@ -33,7 +33,7 @@ def responses(kinds: range) -> list[Response]:
 
 def passing(known: list[Response], unseen: list[Response]) -> float:
     """Share of unseen kinds' responses beyond the limit that 5 % of the known ones' scores pass."""
-    samples = [Sample(route="qa", band="greedy", statistics={}, kept=response) for response in known]
+    samples = [Sample(route="qa", band="greedy", group=r.group, statistics={}, kept=r) for r in known]
     found, frozen = scored(samples)
     limit = conformal_threshold([s.statistics["heads_residual"] for s in found], 0.05)
     scores = [response_scores(r.tokens, r.layers, r.sentence, frozen["greedy"]) for r in unseen]
@@ -48,12 +48,12 @@ def test_unseen_kinds_pass_as_seldom_as_allowed_where_kinds_are_known() -> None:
 
 def test_every_sample_counts_where_kinds_are_known() -> None:
     known = responses(range(KINDS))
-    samples = [Sample(route="qa", band="greedy", statistics={"a": 1.0}, kept=r) for r in known]
+    samples = [Sample(route="qa", band="greedy", group=r.group, statistics={"a": 1.0}, kept=r) for r in known]
     found, frozen = scored(samples)
     assert len(found) == len(samples)
     assert all(s.kept is None and s.statistics["a"] == 1.0 and "combined" in s.statistics for s in found)
     assert frozen["greedy"].responses == len(samples) // 2
-    without, _ = scored([msgspec.structs.replace(s, kept=s.kept._replace(group="")) for s in samples])
+    without, _ = scored([msgspec.structs.replace(s, group="") for s in samples])
     assert len(without) == len(samples) - len(samples[::4])
 
 
@@ -68,5 +68,7 @@ def test_folds_hold_every_kind_once() -> None:
 def test_one_response_of_no_known_kind_means_that_kinds_are_not_known(some: int) -> None:
     known = responses(range(4))
     known[some] = known[some]._replace(group="")
-    found, _ = scored([Sample(route="qa", band="greedy", statistics={}, kept=r) for r in known])
+    found, _ = scored(
+        [Sample(route="qa", band="greedy", group=r.group, statistics={}, kept=r) for r in known]
+    )
     assert len(found) < len(known)
