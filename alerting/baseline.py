@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from alerting.files import write
-from alerting.limits import L1, Count, Healthy, Limits, fit_limits
+from alerting.limits import L1, Count, Healthy, Limits, LimitsError, fit_limits
 from alerting.rules import QuantilePreset, RawPreset, Rules
 from alerting.samples import Sample, scored, to_collect
 from alerting.scores import Frozen, Response
@@ -212,5 +212,8 @@ def _stratum(route: str, band: str, samples: list[Sample], rules: Rules) -> Stra
         if isinstance(preset, RawPreset):
             raw[name] = Count(sum(name in s.raw_l1 for s in samples), len(samples))
         else:
-            limits[name] = fit_limits(healthy, preset, rules.rate.confidence)
+            try:
+                limits[name] = fit_limits(healthy, preset, rules.rate.confidence)
+            except LimitsError as error:
+                raise BaselineError(f"preset {name}, route {route}: {error}; change its statistics") from None
     return Stratum(route=route, band=band, limits=limits, raw=raw)

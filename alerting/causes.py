@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from alerting.rules import RulesError, read_yaml
+from alerting.rules import RulesError, in_words, read_yaml
 from alerting.scores import SCORES, Frozen
 from alerting.scores.rows import ENTROPY, token_array
 from engine.messages import HEAD_SIGNALS
@@ -118,8 +118,7 @@ def load_causes(path: Path | None = None) -> Causes:
     try:
         return Causes.model_validate(read_yaml(path, "causes"))
     except ValidationError as error:
-        lines = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())
-        raise RulesError(f"{path}: {lines}") from error
+        raise RulesError(f"{path}: {in_words(error)}") from error
 
 
 def explain(

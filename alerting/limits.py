@@ -19,6 +19,10 @@ _TAIL = 0.1  # share of the healthy values from which on a tail is taken to be e
 _SCALE_FLOOR = 0.002  # in nats and in probability: finer differences carry no meaning
 
 
+class LimitsError(ValueError):
+    """No limits can be set; the message says what is missing."""
+
+
 class Count(msgspec.Struct, frozen=True):
     """Events among trials."""
 
@@ -126,7 +130,7 @@ def fit_limits(healthy: Sequence[Healthy], preset: QuantilePreset, confidence: f
     Tails must not have seen the responses that set a limit of theirs, or these would look further in than new
     ones do. The limit of a statistic is the k-th smallest of its n values, whatever the tails: healthy
     responses pass it at a rate that is Beta(n − k + 1, k) distributed, whose upper quantiles are the
-    Clopper–Pearson bounds of n − k events in n.
+    Clopper–Pearson bounds of n − k events in n. Raises LimitsError when no response has any.
     """
     listed = preset.statistics
     tails = {
@@ -137,6 +141,8 @@ def fit_limits(healthy: Sequence[Healthy], preset: QuantilePreset, confidence: f
         for h in healthy[1::2]
         if (scores := tail_scores(h.statistics, listed, tails))
     ]
+    if not strongest:
+        raise LimitsError(f"no healthy response has any of {', '.join(s.name for s in listed)}")
     thresholds = {L1: strongest_limit(strongest, preset.alpha, confidence)}
     counts = {L1: Count(sum(score > thresholds[L1] for score, _ in strongest), len(strongest))}
     for test, statistic, level in preset.tests():

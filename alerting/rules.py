@@ -128,12 +128,16 @@ class QuantilePreset(_Strict):
     l2: QuantileLeavingRule
 
     @model_validator(mode="after")
-    def _both_signals(self) -> Self:
+    def _consistent(self) -> Self:
         names = [s.key for s in self.statistics]
         if len(set(names)) < len(names):
             raise ValueError("a statistic is listed twice")
         if {s.signal for s in self.statistics} != {"confidence", "entropy"}:
             raise ValueError("list at least one statistic of each signal, confidence and entropy")
+        if all(s.tolerated is not None for s in self.statistics):
+            raise ValueError("all statistics are tolerated: nothing could raise an L1")
+        if len(set(self.levels)) < len(self.levels):
+            raise ValueError("a level is listed twice")
         return self
 
     def tests(self) -> Iterator[tuple[str, Statistic, float]]:
@@ -275,8 +279,7 @@ def load_rules(path: Path | None = None) -> Rules:
     try:
         return Rules.model_validate(raw)
     except ValidationError as error:
-        found = "; ".join(_line(e["loc"], e["msg"]) for e in error.errors())
-        raise RulesError(f"{path}: {found}") from error
+        raise RulesError(f"{path}: {in_words(error)}") from error
 
 
 def read_yaml(path: Path, what: str) -> Any:
@@ -289,6 +292,19 @@ def read_yaml(path: Path, what: str) -> Any:
         raise RulesError(f"{path} is not valid YAML: {error}") from error
 
 
-def _line(location: tuple[int | str, ...], message: str) -> str:
-    where = ".".join(str(part) for part in location) or "the whole file"
-    return f"{where}: {message.removeprefix('Value error, ')}"
+def in_words(error: ValidationError) -> str:
+    """Return what is wrong with a file, each fault with its place."""
+    return "; ".join(
+        f"{'.'.join(_place(e['loc'])) or 'the whole file'}: "
+        f"{_WORDS.get(e['type'], e['msg']).removeprefix('Value error, ')}"
+        for e in error.errors()
+    )
+
+
+_WORDS = {"extra_forbidden": "there is no such key", "missing": "the key is missing"}
+
+
+def _place(location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that lead to a fault, without the kind of a preset, which is no key."""
+    parts = [str(part) for part in location]
+    return [*parts[:2], *parts[3:]] if parts[:1] == ["presets"] else parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alerting.baseline import POOLED, build
+from alerting.baseline import POOLED, BaselineError, build
 from alerting.judge import Judge
 from alerting.limits import L1, Healthy, conformal_threshold, fit_limits, strongest_limit
 from alerting.rules import QuantilePreset, Rules
@@ -111,3 +111,11 @@ def test_what_is_tolerated_raises_no_l1_and_counts_from_its_share_on(
     pooled = judge.verdict(POOLED, "greedy", sure, ())
     assert pooled is not None
     assert pooled.rates[SURER] == 0.5
+
+
+def test_without_any_of_its_statistics_there_are_no_limits(rules: Rules) -> None:
+    samples = [Sample(route="qa", band="greedy", statistics={"mood": 1.0}) for _ in range(50)]
+    with pytest.raises(
+        BaselineError, match=r"preset quantile, route \*: no healthy response has any of sentence"
+    ):
+        build(samples, rules, model="m", quantization="q")

@@ -7,6 +7,8 @@ import yaml
 
 from alerting.rules import PACKAGED, QuantilePreset, RawPreset, RulesError, load_rules
 
+SIGNALS = ("confidence", "entropy")
+
 
 def edited(tmp_path: Path, *path: str, value: object) -> Path:
     raw = yaml.safe_load(PACKAGED.read_text())
@@ -33,13 +35,20 @@ def test_packaged_rules_hold_the_documents_numbers() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("presets", "raw", "confidence"), 65, "presets.raw.raw.confidence: Input should be less than 1"),
-        (("presets", "raw", "runs"), 5, "runs: Extra inputs"),
+        (("presets", "raw", "confidence"), 65, "presets.raw.confidence: Input should be less than 1"),
+        (("presets", "raw", "runs"), 5, "presets.raw.runs: there is no such key"),
         (("presets", "quantile", "mixture", "entropy"), 0.5, "weights sum to 1.15"),
         (
             ("presets", "quantile", "statistics"),
             [{"name": "mood", "signal": "entropy", "side": "low"}],
             "mood|name",
+        ),
+        (("presets", "quantile", "levels"), [0.05, 0.1, 0.05], "presets.quantile: a level is listed twice"),
+        (("presets", "quantile", "levels"), [], "presets.quantile.levels"),
+        (
+            ("presets", "quantile", "statistics"),
+            [{"name": f"sentence_{s}", "signal": s, "side": "low", "tolerated": 0.5} for s in SIGNALS],
+            "nothing could raise an L1",
         ),
         (("default",), "fancy", "no preset 'fancy'; the rules have: quantile, raw"),
         (("breaker", "probes_unhealthy"), 5, "probes_unhealthy must be below probes"),
