@@ -130,7 +130,8 @@ def fit_limits(healthy: Sequence[Healthy], preset: QuantilePreset, confidence: f
     Tails must not have seen the responses that set a limit of theirs, or these would look further in than new
     ones do. The limit of a statistic is the k-th smallest of its n values, whatever the tails: healthy
     responses pass it at a rate that is Beta(n − k + 1, k) distributed, whose upper quantiles are the
-    Clopper–Pearson bounds of n − k events in n. Raises LimitsError when no response has any.
+    Clopper–Pearson bounds of n − k events in n. Raises LimitsError when no
+    response has any of them.
     """
     listed = preset.statistics
     tails = {
