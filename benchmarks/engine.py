@@ -134,7 +134,9 @@ class Run:
             self.peers.of(variant).ask("tune", prompts=prompts, batches=[1, 16])
 
     def _rate(self, rows: list[Row]) -> None:
-        """Set every row's share of what the machine allows."""
+        """Set every row's share of what the machine allows, measured before and after."""
+        self.limits = self.limits.best_of(limits.measure(self.peers.threads))
+        self.result["limits"] = asdict(self.limits)
         for row in rows:
             weights = self.peers.of(row.variant).ask("describe")["weight_bytes"]
             fastest = self.limits.bf16 if row.variant.format.lower() == "bf16" else self.limits.fastest

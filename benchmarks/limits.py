@@ -33,6 +33,11 @@ class Limits:
         """Operations per second of the type that this machine multiplies fastest."""
         return max(self.bf16, self.int8)
 
+    def best_of(self, other: Limits) -> Limits:
+        """Return the higher of both, figure by figure: what disturbed one measurement lowered it."""
+        read = {size: max(rate, other.read[size]) for size, rate in self.read.items()}
+        return Limits(read, max(self.bf16, other.bf16), max(self.int8, other.int8))
+
     def bandwidth(self, working_set: float) -> float:
         """Bytes per second when `working_set` bytes are read again and again: the nearest measured
         size that is not larger, so that the limit is never too low."""

@@ -129,7 +129,9 @@ def test_a_server_that_dies_is_counted_and_the_run_goes_on(tmp_path: Path) -> No
     found = report(tmp_path)
     assert found["state"] == "finished"
     assert found["outcomes"]["read"] == 2 and found["outcomes"]["failed"] >= 2
-    assert {"the stream ended before [DONE]", "ConnectError"} <= set(found["errors"])
+    broken = set(found["errors"]) - {"the stream ended before [DONE]"}
+    assert len(broken) < len(found["errors"])
+    assert broken and broken <= {"ConnectError", "ReadError"}, "refused, or still waiting to be accepted"
 
 
 @pytest.mark.parametrize(
