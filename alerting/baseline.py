@@ -1,7 +1,8 @@
 """What healthy responses look like, per route and temperature band, as a versioned JSON file.
 
-Half of the healthy responses shapes the tails, the other half sets the limits and counts how often they are
-passed: the false-alarm bounds rest on the second half alone. Route `*` pools all routes of a band.
+Half of the healthy responses shapes the tails, the other half sets the limit of the L1 and counts how often
+it is passed. Limits of one statistic alone do not depend on its tail and rest on all of them. Route `*` pools
+all routes of a band.
 """
 
 from __future__ import annotations

@@ -108,11 +108,11 @@ class Judge:
             limits = stratum.limits[self.name]
             drift *= 1.0 if own else self._preset.pooled_drift
             rates = {name: self._bound(count, drift) for name, count in limits.counts.items()}
-            calm = {}
+            calm, often = {}, max(self._preset.levels)
             for name, statistic, level in self._preset.tests():
                 if name in rates and statistic.tolerated is not None:
                     rates[name] = max(rates[name], statistic.tolerated)
-                elif name in rates and level == max(self._preset.levels) >= _FREQUENT:
+                elif name in rates and level == often >= _FREQUENT:
                     calm[name] = self._bound(limits.counts[name].others(), drift)
             return _Known(limits, rates, calm, basis)
         return _Known(None, {L1: self._bound(stratum.raw[self.name], drift)}, {}, basis)

@@ -130,13 +130,13 @@ def fit_limits(healthy: Sequence[Healthy], preset: QuantilePreset, confidence: f
     Tails must not have seen the responses that set a limit of theirs, or these would look further in than new
     ones do. The limit of a statistic is the k-th smallest of its n values, whatever the tails: healthy
     responses pass it at a rate that is Beta(n − k + 1, k) distributed, whose upper quantiles are the
-    Clopper–Pearson bounds of n − k events in n. Raises LimitsError when no
-    response has any of them.
+    Clopper–Pearson bounds of n − k events in n.
+
+    Raises LimitsError when no response has any of the statistics.
     """
     listed = preset.statistics
-    tails = {
-        s.key: tail for s in listed if (tail := _tail([h.statistics for h in healthy[::2]], s)) is not None
-    }
+    found = [h.statistics for h in healthy]
+    tails = {s.key: tail for s in listed if (tail := _tail(found[::2], s)) is not None}
     strongest = [
         (max(scores.values()), h.group)
         for h in healthy[1::2]
@@ -147,7 +147,7 @@ def fit_limits(healthy: Sequence[Healthy], preset: QuantilePreset, confidence: f
     thresholds = {L1: strongest_limit(strongest, preset.alpha, confidence)}
     counts = {L1: Count(sum(score > thresholds[L1] for score, _ in strongest), len(strongest))}
     for test, statistic, level in preset.tests():
-        own = _values([h.statistics for h in healthy], statistic)
+        own = _values(found, statistic)
         if own:
             thresholds[test] = conformal_threshold(own, level)
             counts[test] = Count(sum(value > thresholds[test] for value in own), len(own))

@@ -72,7 +72,7 @@ def run_length(  # noqa: PLR0917
 
 
 class _Services:
-    """What the evidence of every service is multiplied by: columns are statistics × powers of the grid."""
+    """What the evidence of every service is multiplied by: columns are statistics × powers."""
 
     def __init__(
         self, rules: Rules, signals: Sequence[str], bounds: Sequence[tuple[float, ...]], left_bound: float

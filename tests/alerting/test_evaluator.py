@@ -41,7 +41,7 @@ def test_a_change_is_found_and_its_end_too(service, rules, watch, shift: float, 
     w = watch(baseline=service.baseline(rules, 300))
     for _ in range(30):
         service.respond(w.evaluator, service.rows(24))
-    for _ in range(30):
+    for _ in range(29):
         service.respond(w.evaluator, service.rows(24, shift, noise))
         if RATE in w.active():
             break

@@ -41,7 +41,7 @@ def test_the_mean_run_length_is_at_least_the_threshold(rules, watch, service, na
     assert np.mean(lengths) + 2 * np.std(lengths) / len(lengths) ** 0.5 >= threshold
 
 
-def test_the_cusum_threshold_is_the_conformal_rank(rules, service) -> None:
+def test_the_cusum_threshold_is_the_one_of_the_l1(rules, service) -> None:
     """A response whose CUSUM alone is beyond the limit is one whose strongest tail is beyond the L1's."""
     collector = Collector(rules)
     for _ in range(200):

@@ -121,7 +121,7 @@ def test_a_server_that_dies_is_counted_and_the_run_goes_on(tmp_path: Path) -> No
     thread = threading.Thread(target=serve)
     thread.start()
     process = start(
-        f"http://127.0.0.1:{listener.getsockname()[1]}", tmp_path, "--rate", "10", "--seconds", "2"
+        f"http://127.0.0.1:{listener.getsockname()[1]}", tmp_path, "--rate", "10", "--seconds", "4"
     )
     _, errors = process.communicate(timeout=60)
     thread.join()
@@ -129,9 +129,7 @@ def test_a_server_that_dies_is_counted_and_the_run_goes_on(tmp_path: Path) -> No
     found = report(tmp_path)
     assert found["state"] == "finished"
     assert found["outcomes"]["read"] == 2 and found["outcomes"]["failed"] >= 2
-    broken = set(found["errors"]) - {"the stream ended before [DONE]"}
-    assert len(broken) < len(found["errors"])
-    assert broken and broken <= {"ConnectError", "ReadError"}, "refused, or still waiting to be accepted"
+    assert {"the stream ended before [DONE]", "ConnectError"} <= set(found["errors"])
 
 
 @pytest.mark.parametrize(
